@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what users pass in: Python values now, shapes at trace time."""
+
+import math
+import numbers
+
+import jax
+import jax.numpy as jnp
+
+
+def is_concrete(x) -> bool:
+    """Whether ``x`` is a plain number that can be checked now."""
+    return isinstance(x, numbers.Real) and not isinstance(x, jax.core.Tracer)
+
+
+def _number(name, x):
+    """Return ``x`` as a float if it can be checked, None if it is traced."""
+    if isinstance(x, jax.core.Tracer) or callable(x):
+        return None
+    if isinstance(x, bool) or getattr(x, "shape", ()) != ():
+        raise TypeError(f"{name} must be a number, got {x!r}.")
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {x!r}.") from None
+
+
+def nonnegative(name, x, *, finite=True):
+    """Raise unless ``x >= 0`` (and finite); traced values pass."""
+    value = _number(name, x)
+    if value is not None and not (value >= 0 and (math.isfinite(value) or not finite)):
+        bound = "a finite number >= 0" if finite else ">= 0"
+        raise ValueError(f"{name} must be {bound}, got {name}={x}.")
+    return x
+
+
+def positive(name, x, *, finite=True):
+    """Raise unless ``x > 0`` (and finite); traced values and schedules pass."""
+    value = _number(name, x)
+    if value is not None and not (value > 0 and (math.isfinite(value) or not finite)):
+        bound = "a finite number > 0" if finite else "> 0 (inf switches it off)"
+        raise ValueError(f"{name} must be {bound}, got {name}={x}.")
+    return x
+
+
+def unit_interval(name, x, *, closed_right=False):
+    """Raise unless ``0 <= x < 1`` (``<= 1`` if ``closed_right``)."""
+    value = _number(name, x)
+    if value is not None and not (0 <= value < 1 or (closed_right and value == 1)):
+        end = "<= 1" if closed_right else "< 1"
+        raise ValueError(f"{name} must satisfy 0 <= {name} {end}, got {name}={x}.")
+    return x
+
+
+def count(name, x, *, minimum=1):
+    """Raise unless ``x`` is a Python integer of at least ``minimum``."""
+    if isinstance(x, bool) or not isinstance(x, numbers.Integral):
+        raise TypeError(f"{name} must be a Python int, got {x!r}.")
+    if x < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {name}={x}.")
+    return int(x)
+
+
+def budget(f, *, optional=False):
+    """Check a declared number of Byzantine clients; may be traced."""
+    if (f is None and optional) or isinstance(f, jax.core.Tracer):
+        return f
+    if isinstance(f, jax.Array) or hasattr(f, "dtype"):
+        if getattr(f, "shape", ()) != () or not jnp.issubdtype(f.dtype, jnp.integer):
+            raise TypeError(f"num_byzantine must be an integer scalar, got {f!r}.")
+        f = int(f)
+    return count("num_byzantine", f, minimum=0)
+
+
+def majority(f, n):
+    """Raise unless ``2 f < n``; a traced f passes (the rule then returns NaN)."""
+    if is_concrete(f) and 2 * f >= n:
+        raise ValueError(
+            f"num_byzantine must satisfy 0 <= f < n/2, got f={f}, n={n}. Lower "
+            "num_byzantine or add clients: no rule can outvote a majority."
+        )
+
+
+def stacked(updates, params=None):
+    """Check a stacked tree by shapes only and return its number of clients."""
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
+    if not leaves:
+        raise ValueError("updates has no array leaves: there is nothing to aggregate.")
+    n = None
+    for path, leaf in leaves:
+        where = f"updates{jax.tree_util.keystr(path)}"
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"{where} must be floating point, got {dtype}. Cast integer leaves "
+                "before aggregating, or keep them out of the parameters."
+            )
+        if not shape or shape[0] == 0:
+            raise ValueError(
+                f"{where} must have a leading client axis of size >= 1, got shape "
+                f"{shape}. Stack one update per client along axis 0."
+            )
+        n = shape[0] if n is None else n
+        if shape[0] != n:
+            raise ValueError(
+                f"all leaves must have the same client axis: {where} has {shape[0]} "
+                f"rows, an earlier leaf has {n}."
+            )
+    if params is not None:
+        one = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x)),
+            updates,
+        )
+        like(one, params, "one client's update")
+    return n
+
+
+def like(tree, params, what):
+    """Raise unless ``tree`` has the structure and leaf shapes of ``params``."""
+    if jax.tree.structure(tree) != jax.tree.structure(params):
+        raise ValueError(
+            f"{what} must have the structure of params: got "
+            f"{jax.tree.structure(tree)}, params has {jax.tree.structure(params)}."
+        )
+    for (path, leaf), p in zip(
+        jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(params), strict=True
+    ):
+        if jnp.shape(leaf) != jnp.shape(p):
+            raise ValueError(
+                f"{what} must be shaped like params: leaf "
+                f"{jax.tree_util.keystr(path) or '(root)'} has shape "
+                f"{jnp.shape(leaf)}, params has {jnp.shape(p)}."
+            )
