@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small models of the papers, as Flax Linen modules.
+
+All take a batch of images ``[B, H, W, C]`` (integers count as 0 to 255 and are scaled
+to [0, 1]) and return logits ``[B, num_classes]``.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+
+def _pixels(images):
+    if images.ndim != 4:
+        raise ValueError(
+            f"images must be a batch [B, H, W, C], got shape {images.shape}. Add a "
+            "batch axis to a single image."
+        )
+    if jnp.issubdtype(images.dtype, jnp.integer):
+        return images.astype(jnp.float32) / 255
+    return images
+
+
+def _flatten(x):
+    return x.reshape(x.shape[0], -1)
+
+
+class PatchConv(nn.Module):
+    """Convolution with stride 1 and no padding, as patches times a matrix.
+
+    Computes what ``flax.linen.Conv(features, kernel_size, padding="VALID")`` computes,
+    from parameters of the same names and shapes. Under ``vmap`` over clients a
+    convolution becomes a grouped one, which is slow on CPUs; this is a plain matrix
+    product.
+
+    Attributes:
+      features: number of output channels.
+      kernel_size: height and width of the kernel.
+
+    Cost:
+      Holds the patches, ``kh * kw`` times the input.
+    """
+
+    features: int
+    kernel_size: tuple[int, int]
+
+    @nn.compact
+    def __call__(self, x):
+        """Map ``[B, H, W, C]`` to ``[B, H - kh + 1, W - kw + 1, features]``."""
+        kh, kw = self.kernel_size
+        height, width = x.shape[1] - kh + 1, x.shape[2] - kw + 1
+        if height < 1 or width < 1:
+            raise ValueError(
+                f"{self.name or 'PatchConv'} cannot apply a {kh}x{kw} kernel to a "
+                f"{x.shape[1]}x{x.shape[2]} input: the images are too small for this "
+                "model. Use a model without convolutions, such as 'mlp'."
+            )
+        shape = (kh, kw, x.shape[3], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        shifted = [
+            x[:, i : i + height, j : j + width] for i in range(kh) for j in range(kw)
+        ]
+        patches = jnp.concatenate(shifted, axis=-1)
+        return patches @ kernel.reshape(-1, self.features) + bias
+
+
+def max_pool(x):
+    """Take the maximum over disjoint 2x2 windows.
+
+    An odd last row or column is left out, as in ``flax.linen.max_pool``, and equal
+    maxima share the gradient. Done by reshaping, since the gradient of a windowed
+    reduction is slow under ``vmap`` on CPUs.
+    """
+    b, h, w, c = x.shape
+    x = x[:, : h // 2 * 2, : w // 2 * 2]
+    return x.reshape(b, h // 2, 2, w // 2, 2, c).max((2, 4))
+
+
+class Softmax(nn.Module):
+    """Multinomial logistic regression; 7,850 parameters for 28x28x1 and 10 classes."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        """Return logits ``[B, num_classes]``."""
+        return nn.Dense(self.num_classes)(_flatten(_pixels(images)))
+
+
+class MLP(nn.Module):
+    """One hidden tanh layer; 203,530 parameters for 28x28x1 and 10 classes.
+
+    The "MLP" of Byz-Clip21-SGD2M, whose sizes the paper does not give; these are those
+    of its code.
+    """
+
+    num_classes: int
+    hidden: int = 256
+
+    @nn.compact
+    def __call__(self, images):
+        """Return logits ``[B, num_classes]``."""
+        x = nn.tanh(nn.Dense(self.hidden)(_flatten(_pixels(images))))
+        return nn.Dense(self.num_classes)(x)
+
+
+class CNN(nn.Module):
+    """Two 3x3 convolutions (32, 64) and two dense layers (128, num_classes).
+
+    1,199,882 parameters for 28x28x1 and 10 classes. The "CNN" of Byz-Clip21-SGD2M and
+    the network of Byz-VR-MARINA; there is no activation after the second convolution.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        """Return logits ``[B, num_classes]``."""
+        x = nn.relu(PatchConv(32, (3, 3))(_pixels(images)))
+        x = _flatten(max_pool(PatchConv(64, (3, 3))(x)))
+        x = nn.relu(nn.Dense(128)(x))
+        return nn.Dense(self.num_classes)(x)
+
+
+class SmallCNN(nn.Module):
+    """Two 5x5 tanh convolutions (16, 16), the first pooled, and one dense layer.
+
+    17,082 parameters for 28x28x1 and 10 classes. Images must be at least 14x14.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        """Return logits ``[B, num_classes]``."""
+        x = max_pool(nn.tanh(PatchConv(16, (5, 5))(_pixels(images))))
+        x = nn.tanh(PatchConv(16, (5, 5))(x))
+        return nn.Dense(self.num_classes)(_flatten(x))
