@@ -17,7 +17,7 @@ def _number(name, x):
     """Return ``x`` as a float if it can be checked, None if it is traced."""
     if isinstance(x, jax.core.Tracer) or callable(x):
         return None
-    if isinstance(x, bool) or getattr(x, "shape", ()) != ():
+    if isinstance(x, (bool, str, bytes)) or getattr(x, "shape", ()) != ():
         raise TypeError(f"{name} must be a number, got {x!r}.")
     try:
         return float(x)
@@ -79,6 +79,21 @@ def majority(f, n):
             f"num_byzantine must satisfy 0 <= f < n/2, got f={f}, n={n}. Lower "
             "num_byzantine or add clients: no rule can outvote a majority."
         )
+
+
+def flags(name, x, n):
+    """Return ``x`` as a bool array ``[n]``, one flag for each client; None stays."""
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    if x.dtype != bool:
+        raise TypeError(f"{name} must be bool, got {x.dtype}: compare, e.g. {name} > 0.")
+    if x.shape != (n,):
+        raise ValueError(
+            f"{name} must have one entry for each of the {n} clients, got shape "
+            f"{x.shape}."
+        )
+    return x
 
 
 def stacked(updates, params=None):
