@@ -38,9 +38,12 @@ def where_rows(keep, updates, other):
     """
     if isinstance(other, (bool, int, float)):
         other = jax.tree.map(lambda x: jnp.asarray(other, x.dtype), updates)
-    return jax.tree.map(
-        lambda x, o: jnp.where(expand(keep, x), x, o.astype(x.dtype)), updates, other
-    )
+
+    def leaf(x, o):
+        o = jnp.reshape(o, (1,) * (x.ndim - o.ndim) + o.shape)
+        return jnp.where(expand(keep, x), x, o.astype(x.dtype))
+
+    return jax.tree.map(leaf, updates, other)
 
 
 def finite_rows(updates):
@@ -51,65 +54,97 @@ def finite_rows(updates):
     return jnp.stack(per_leaf).all(0)
 
 
-def combine(weights, updates):
+def combine(weights, updates, origin=None):
     """Return ``sum_i weights[i] * updates[i]``, shaped like one client's tree.
 
     Rows of weight exactly 0 are left out before any arithmetic, so they may hold NaN.
+    With ``origin`` the weights must sum to 1; the sum is then taken relative to that
+    row, so that nearly equal rows lose no digits to weights that were rounded.
     Cost: one read of the updates.
     """
 
     def leaf(x):
         x = jnp.asarray(x)
-        n, dtype = x.shape[0], accumulator(x.dtype)
-        w = weights.astype(dtype)
-
-        def group(start, size):
-            terms = []
-            for i in range(size):
-                at = start + i
-                row = lax.dynamic_index_in_dim(x, at, keepdims=False).astype(dtype)
-                terms.append(w[at] * jnp.where(w[at] == 0, 0, row))
-            return total(terms)
-
-        full, rest = divmod(n, UNROLL)
-        parts = [group(full * UNROLL, rest)] if rest else []
-        if full:
-            sums = lax.map(lambda i: group(i * UNROLL, UNROLL), jnp.arange(full))
-            parts += [sums[i] for i in range(full)]
-        return total(parts).astype(x.dtype)
+        dtype = accumulator(x.dtype)
+        centre = jnp.zeros(x.shape[1:], dtype)
+        if origin is not None:
+            row = lax.dynamic_index_in_dim(x, origin, keepdims=False)
+            centre = lax.stop_gradient(row.astype(dtype))
+        moved = _weighted_sum(weights.astype(dtype), x, centre)
+        return (centre + moved).astype(x.dtype)
 
     return jax.tree.map(leaf, updates)
 
 
-def mix(matrix, updates, origin):
+@jax.custom_jvp
+def _weighted_sum(weights, x, centre):
+    """Return ``sum_i weights[i] * (x[i] - centre)`` over weights that are not 0."""
+
+    def group(start, size):
+        terms = []
+        for i in range(size):
+            w = weights[start + i]
+            row = lax.dynamic_index_in_dim(x, start + i, keepdims=False)
+            row = row.astype(weights.dtype) - centre
+            terms.append(w * jnp.where(w == 0, 0, row))
+        return total(terms)
+
+    full, rest = divmod(x.shape[0], UNROLL)
+    parts = [group(full * UNROLL, rest)] if rest else []
+    if full:
+        sums = lax.map(lambda i: group(i * UNROLL, UNROLL), jnp.arange(full))
+        parts += [sums[i] for i in range(full)]
+    return total(parts)
+
+
+@_weighted_sum.defjvp
+def _weighted_sum_jvp(primals, tangents):
+    # The sum is linear: transposing its many slices would only cost compile time.
+    weights, x, centre = primals
+    moved_weights, moved, _ = (jnp.asarray(t, weights.dtype) for t in tangents)
+    used = expand(weights != 0, x)
+    rows = jnp.where(used, x.astype(weights.dtype) - centre[None], 0)
+    terms = expand(moved_weights, x) * rows
+    terms += jnp.where(used, expand(weights, x) * moved, 0)
+    return _weighted_sum(weights, x, centre), jnp.sum(terms, axis=0)
+
+
+def mix(matrix, updates, origin, usable):
     """Return the stacked tree ``matrix @ updates`` for a matrix ``[m, n]``.
 
-    Rows of the matrix sum to 1 or are 0. The products are taken relative to row
+    Rows of the matrix sum to 1 or are 0; a row that draws on an update that is not
+    ``usable`` (bool ``[n]``) gives inf. The products are taken relative to row
     ``origin`` of the updates, so that nearly equal rows lose no digits.
     """
+    drawn = jnp.any(matrix != 0, axis=1, keepdims=True)
+    spoiled = jnp.any((matrix != 0) & ~usable[None], axis=1, keepdims=True)
 
     def leaf(x):
         x = jnp.asarray(x)
-        shape = (matrix.shape[0], *x.shape[1:])
-        if x.size == 0:
-            return jnp.zeros(shape, x.dtype)
         dtype = accumulator(x.dtype)
         weights = matrix.astype(dtype)
-        drawn = jnp.any(matrix != 0, axis=1, keepdims=True)
         flat = x.reshape(x.shape[0], -1)
         n, d = flat.shape
         width = min(d, BLOCK)
 
+        def block(start):
+            rows = lax.dynamic_slice(flat, (0, start), (n, width)).astype(dtype)
+            rows = jnp.where(usable[:, None], rows, 0)
+            centre = lax.stop_gradient(lax.dynamic_slice_in_dim(rows, origin, 1))
+            mixed = jnp.dot(weights, rows - centre, precision="highest") + centre
+            mixed = jnp.where(drawn, jnp.where(spoiled, jnp.inf, mixed), 0)
+            return mixed.astype(x.dtype)
+
         def put(i, out):
             start = jnp.minimum(i * width, d - width)
-            block = lax.dynamic_slice(flat, (0, start), (n, width)).astype(dtype)
-            centre = lax.stop_gradient(lax.dynamic_slice_in_dim(block, origin, 1))
-            mixed = jnp.dot(weights, block - centre, precision="highest") + centre
-            mixed = jnp.where(drawn, mixed, 0).astype(x.dtype)
-            return lax.dynamic_update_slice(out, mixed, (0, start))
+            return lax.dynamic_update_slice(out, block(start), (0, start))
 
-        out = jnp.zeros((shape[0], d), x.dtype)
-        return lax.fori_loop(0, -(-d // width), put, out).reshape(shape)
+        if d <= BLOCK:
+            out = block(0)
+        else:
+            out = jnp.zeros((matrix.shape[0], d), x.dtype)
+            out = lax.fori_loop(0, -(-d // width), put, out)
+        return out.reshape(matrix.shape[0], *x.shape[1:])
 
     return jax.tree.map(leaf, updates)
 
@@ -120,4 +155,5 @@ def norm(tree):
         jnp.sum(jnp.square(x.astype(accumulator(x.dtype))))
         for x in jax.tree.leaves(tree)
     )
-    return jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)
+    zero = total == 0  # not `total > 0`: the norm of NaN must be NaN
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, total)))

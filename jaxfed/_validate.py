@@ -87,7 +87,9 @@ def flags(name, x, n):
         return None
     x = jnp.asarray(x)
     if x.dtype != bool:
-        raise TypeError(f"{name} must be bool, got {x.dtype}: compare, e.g. {name} > 0.")
+        raise TypeError(
+            f"{name} must be bool, got {x.dtype}: compare, e.g. {name} > 0."
+        )
     if x.shape != (n,):
         raise ValueError(
             f"{name} must have one entry for each of the {n} clients, got shape "

@@ -4,11 +4,10 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxfed import _tree, _validate
 from jaxfed._base import Aggregator, Info, PreAggregator
-from jaxfed.reductions import _gram
+from jaxfed.reductions import _gram, _sorted
 
 
 def _empty(params):
@@ -33,33 +32,36 @@ def refuse_weights(weights, name):
         )
 
 
-def coordinatewise(name, reduce, window, num_byzantine=None) -> Aggregator:
-    """Lift a coordinate-wise reduction to a stateless aggregator.
+def coordinatewise(name, ranks, num_byzantine=None) -> Aggregator:
+    """Lift the mean of a window of sorted ranks to a stateless aggregator.
 
     Args:
       name: for error messages.
-      reduce: ``(updates, mask) -> tree``.
-      window: ``(updates, mask) -> (lowest, highest)`` trees of the values it keeps.
+      ranks: ``(number of present clients) -> (low, high)``, the window
+        ``low <= rank < high`` of every sorted column.
       num_byzantine: declared budget, None if the rule has none.
     """
+
+    def window(updates, params, mask):
+        n = _validate.stacked(updates, params)
+        _validate.majority(num_byzantine, n)
+        mask = _validate.flags("mask", mask, n)
+        return (*ranks(_sorted.present_count(n, mask)), mask)
+
+    def reduce(updates, mask, params=None):
+        return _sorted.map_window(updates, *window(updates, params, mask))
 
     def update(updates, state, params=None, *, mask=None, weights=None, **extra):
         del extra
         refuse_weights(weights, name)
-        n = _validate.stacked(updates, params)
-        return reduce(updates, _validate.flags("mask", mask, n)), state
+        return reduce(updates, mask, params), state
 
     def inspect(updates, state=None, *, mask=None, byzantine=None, **extra):
         del state, extra
-        n = _validate.stacked(updates)
-        mask = _validate.flags("mask", mask, n)
-        low, high = window(updates, mask)
-        kept = jax.tree.map(lambda x, a, b: (x >= a) & (x <= b), updates, low, high)
-        if mask is not None:
-            kept = _tree.where_rows(mask, kept, False)
+        low, high, mask = window(updates, None, mask)
         share = sum(
-            jnp.sum((k / jnp.maximum(k.sum(0), 1)).reshape(n, -1), axis=1)
-            for k in jax.tree.leaves(kept)
+            jnp.sum(_sorted.window_weights(x, low, high, mask), range(1, x.ndim))
+            for x in jax.tree.leaves(updates)
         )
         return info(share / jnp.sum(share), byzantine)
 
@@ -80,24 +82,9 @@ def mixing(matrix, num_byzantine) -> PreAggregator:
         _validate.stacked(updates, params)
         geometry = _gram.geometry(updates, num_byzantine, mask=mask)
         m, state = mix(geometry, state)
-        return _mixed_updates(m, geometry, geometry.mixed(m), updates), state
+        return _tree.mix(m, updates, geometry.medoid(), geometry.usable), state
 
     return PreAggregator(_empty, update, mixing=mix, num_byzantine=num_byzantine)
-
-
-def _mixed_updates(matrix, geometry, mixed, updates):
-    """Return ``matrix @ updates``; mixed rows that draw on a non-finite one are inf."""
-
-    origin = geometry.medoid()
-
-    def careful():
-        clean = _tree.where_rows(geometry.usable, updates, 0)
-        out = _tree.mix(matrix, clean, origin)
-        return _tree.where_rows(mixed.usable, out, jnp.inf)
-
-    return lax.cond(
-        jnp.all(geometry.usable), lambda: _tree.mix(matrix, updates, origin), careful
-    )
 
 
 def compose(*stages) -> Aggregator:
@@ -155,8 +142,9 @@ def compose(*stages) -> Aggregator:
         matrix, first, geometry, new = mix(updates, state, mask)
         if rule.row_weights is not None:
             w, last = rule.row_weights(geometry, state[-1])
-            return _tree.combine(_gram.product(w, matrix), updates), (*new, last)
-        mixed = _mixed_updates(matrix, first, geometry, updates)
+            w = _gram.product(w, matrix)
+            return _tree.combine(w, updates, first.medoid()), (*new, last)
+        mixed = _tree.mix(matrix, updates, first.medoid(), first.usable)
         mask = None if mask is None else geometry.present
         out, last = rule.update(mixed, state[-1], params, mask=mask, **extra)
         return out, (*new, last)
@@ -166,7 +154,7 @@ def compose(*stages) -> Aggregator:
         if rule.row_weights is not None:
             w, _ = rule.row_weights(geometry, state[-1])
         else:
-            mixed = _mixed_updates(matrix, first, geometry, updates)
+            mixed = _tree.mix(matrix, updates, first.medoid(), first.usable)
             mask = None if mask is None else geometry.present
             w = rule.inspect(mixed, state[-1], mask=mask, **extra).weights
         return info(_gram.product(w, matrix), byzantine)

@@ -6,7 +6,7 @@ import optax
 from jaxfed import _validate, reductions
 from jaxfed._base import Aggregator
 from jaxfed.aggregators import _compose
-from jaxfed.reductions import _coordinatewise, _sorted
+from jaxfed.reductions import _coordinatewise
 
 
 def mean() -> Aggregator:
@@ -56,20 +56,7 @@ def median(num_byzantine=None) -> Aggregator:
       ValueError: at trace time if ``2 f >= n``.
     """
     f = _validate.budget(num_byzantine, optional=True)
-
-    def middle(updates, mask):
-        n = _validate.stacked(updates)
-        _validate.majority(f, n)
-        k = _sorted.present_count(n, mask)
-        return (k - 1) // 2, k // 2
-
-    def reduce(updates, mask):
-        low, high = middle(updates, mask)
-        return _sorted.map_window(updates, low, high + 1, mask)
-
-    return _compose.coordinatewise(
-        "median", reduce, lambda u, m: _kept(u, *middle(u, m), m), f
-    )
+    return _compose.coordinatewise("median", lambda n: ((n - 1) // 2, n // 2 + 1), f)
 
 
 def trimmed_mean(num_byzantine) -> Aggregator:
@@ -85,19 +72,4 @@ def trimmed_mean(num_byzantine) -> Aggregator:
       ValueError: for f < 0, and at trace time if ``2 f >= n``.
     """
     f = _validate.budget(num_byzantine)
-
-    def reduce(updates, mask):
-        return reductions.trimmed_mean(updates, f, mask=mask)
-
-    def window(updates, mask):
-        n = _validate.stacked(updates)
-        _validate.majority(f, n)
-        n = _sorted.present_count(n, mask)
-        return _kept(updates, f, n - f - 1, mask)
-
-    return _compose.coordinatewise("trimmed_mean", reduce, window, f)
-
-
-def _kept(updates, low, high, mask):
-    """Return the order statistics of ranks ``low`` and ``high`` of every column."""
-    return tuple(_sorted.map_window(updates, k, k + 1, mask) for k in (low, high))
+    return _compose.coordinatewise("trimmed_mean", lambda n: (f, n - f), f)

@@ -21,8 +21,8 @@ def mean(updates, *, mask=None, weights=None):
       Tree like one client's update, same dtypes; NaN if the weights sum to 0.
 
     Raises:
-      TypeError, ValueError: for leaves that are not stacked floats, or a mask or weights that
-        are not ``[n]``.
+      TypeError, ValueError: for leaves that are not stacked floats, or a mask or
+        weights that are not ``[n]``.
 
     Cost:
       One read of the updates, ``O(n d)``; no extra memory.

@@ -91,12 +91,14 @@ def _leaf_gram(x, centre):
         start = jnp.minimum(i * width, d - width)
         fresh = start + jnp.arange(width) >= i * width
         block = lax.dynamic_slice(x, (0, start), (n, width))
-        middle = lax.dynamic_slice(centre, (start,), (width,))
+        middle = lax.dynamic_slice(centre, (start,), (width,))[None]
         fine = jnp.isfinite(block)
-        moved = jnp.where(fine & fresh, block.astype(middle.dtype) - middle, 0)
+        moved = jnp.where(fine & fresh[None], block.astype(middle.dtype) - middle, 0)
         return gram + product(moved, moved.T), finite & fine.all(axis=1)
 
     start = jnp.zeros((n, n), centre.dtype), jnp.ones(n, bool)
+    if d <= _tree.BLOCK:
+        return add(0, start)
     return lax.fori_loop(0, -(-d // width), add, start)
 
 
@@ -141,13 +143,23 @@ def smallest(scores, k):
     """Return bool ``[n]``: the k smallest scores, near ties to the lowest index.
 
     Scores within 1e-5 relative (1e-12 in float64) of the k-th smallest are tied with
-    it. ``k`` may be traced; ``k <= 0`` selects nothing.
+    it.
+
+    Args:
+      scores: ``[n]``, no NaN; inf is the largest.
+      k: how many, may be traced; ``k <= 0`` selects nothing.
+
+    Returns:
+      bool ``[n]``.
+
+    Cost:
+      Sorts ``n`` scores.
     """
     n = scores.shape[-1]
     kth = jnp.take(jnp.sort(scores), jnp.clip(k - 1, 0, n - 1))
     rel = 1e-12 if scores.dtype == jnp.float64 else 1e-5
-    gap = jnp.where(jnp.isfinite(kth), jnp.abs(scores - kth), jnp.inf)
-    tied = (scores == kth) | (gap <= rel * jnp.abs(kth))
+    near = jnp.abs(scores - kth) <= rel * jnp.abs(kth)
+    tied = jnp.where(jnp.isfinite(kth), near, scores == kth)
     below = ~tied & (scores < kth)
     take = jnp.cumsum(tied) <= k - jnp.sum(below)
     return (below | (tied & take)) & (k > 0)
@@ -157,7 +169,17 @@ def nnm_matrix(geometry: Geometry, num_byzantine):
     """Return the mixing matrix ``[n, n]`` of nearest-neighbour mixing.
 
     Row i averages the ``n - f`` present rows nearest to row i, itself included. Rows of
-    absent clients are 0. NaN if ``2 f >= n``.
+    absent clients are 0.
+
+    Args:
+      geometry: the clients' :class:`Geometry`.
+      num_byzantine: f, may be traced.
+
+    Returns:
+      Matrix ``[n, n]``; NaN if ``2 f >= n``.
+
+    Cost:
+      ``O(n^2 log n)``, independent of d.
     """
     d = geometry.sq_distances()
     d = jnp.where(geometry.present[None, :], d, jnp.inf)

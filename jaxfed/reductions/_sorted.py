@@ -49,22 +49,22 @@ def window_mean(leaf, low, high, mask=None):
     """Return the mean of the sorted ranks ``low <= k < high`` of every column.
 
     Non-finite values and absent rows (``mask`` False) count as +inf. The result is NaN
-    where the window reaches one of them, is empty, or leaves ``0 <= k < n``.
+    where the window reaches one of them, is empty, or leaves ``0 <= k < n``. The
+    gradient is :func:`window_weights`.
     """
     leaf = jnp.asarray(leaf)
-    n = leaf.shape[0]
-    dtype = _tree.accumulator(leaf.dtype)
+    if _validate.is_concrete(low) and _validate.is_concrete(high):
+        return _window_mean((low, high), leaf, (), mask)
+    return _window_mean(None, leaf, (low, high), mask)
 
-    def clean(x, present):
-        x = x.astype(dtype)
-        good = jnp.isfinite(x) if present is None else jnp.isfinite(x) & present
-        return jnp.where(good, x, jnp.inf)
 
-    static = _validate.is_concrete(low) and _validate.is_concrete(high)
-    if n <= (_NETWORK_STATIC if static else _NETWORK_TRACED):
-        ordered = sort_rows(
-            clean(leaf[i], None if mask is None else mask[i]) for i in range(n)
-        )
+# Differentiating the network itself would cost minutes of compilation at 64 rows.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _window_mean(static, leaf, traced, mask):
+    n, dtype = leaf.shape[0], _tree.accumulator(leaf.dtype)
+    low, high = static or traced
+    ordered = _ordered(static, leaf, mask)
+    if isinstance(ordered, list):
         if static:
             kept = ordered[low:high] or [jnp.full_like(ordered[0], jnp.nan)]
         else:
@@ -73,16 +73,70 @@ def window_mean(leaf, low, high, mask=None):
             ]
         mean = _tree.total(kept) / jnp.asarray(high - low, dtype)
     else:
-        present = None if mask is None else _tree.expand(mask, leaf)
-        ordered = jnp.sort(clean(leaf, present), axis=0)
         rank = _tree.expand(jnp.arange(n), ordered)
         inside = (low <= rank) & (rank < high)
         # Relative to the first rank inside, a long sum of near values stays exact.
-        first = lax.stop_gradient(lax.dynamic_slice_in_dim(ordered, low, 1))
+        first = lax.dynamic_slice_in_dim(ordered, low, 1)
         total = jnp.sum(jnp.where(inside, ordered - first, 0), axis=0)
         mean = first[0] + total / jnp.asarray(high - low, dtype)
     valid = jnp.isfinite(mean) & (0 <= low) & (low < high) & (high <= n)
     return jnp.where(valid, mean, jnp.nan).astype(leaf.dtype)
+
+
+@_window_mean.defjvp
+def _window_mean_jvp(static, primals, tangents):
+    leaf, traced, mask = primals
+    low, high = static or traced
+    weights = window_weights(leaf, low, high, mask)
+    moved = jnp.where(weights == 0, 0, weights * tangents[0].astype(weights.dtype))
+    tangent = jnp.sum(moved, axis=0).astype(leaf.dtype)
+    return _window_mean(static, *primals), tangent
+
+
+def window_weights(leaf, low, high, mask=None):
+    """Return ``[n, ...]``, the weight of every value in :func:`window_mean`.
+
+    Values that tie share the ranks they hold together. 0 where the mean is NaN.
+    """
+    leaf = jnp.asarray(leaf)
+    first = window_mean(leaf, low, low + 1, mask)[None]
+    last = window_mean(leaf, high - 1, high, mask)[None]
+    present = True if mask is None else _tree.expand(mask, leaf)
+    leaf = jnp.where(jnp.isfinite(leaf), leaf, jnp.inf)
+
+    def ranks(end):
+        """Return which values tie with ``end``, and the ranks they hold."""
+        tied = (leaf == end) & present
+        below = jnp.sum((leaf < end) & present, axis=0, keepdims=True)
+        return tied, below, below + jnp.sum(tied, axis=0, keepdims=True)
+
+    dtype = _tree.accumulator(leaf.dtype)
+    inside = (leaf > first) & (leaf < last) & present
+    weights = inside.astype(dtype)
+    for tied, start, stop in (ranks(first), ranks(last)):
+        held = jnp.minimum(stop, high) - jnp.maximum(start, low)
+        share = held.astype(dtype) / jnp.maximum(stop - start, 1).astype(dtype)
+        weights = jnp.where(tied, share, weights)
+    valid = jnp.isfinite(first) & jnp.isfinite(last) & (low < high)
+    return jnp.where(valid, weights / jnp.asarray(high - low, dtype), 0)
+
+
+def _ordered(static, leaf, mask):
+    """Return the sorted rows, as a list where a network sorts them."""
+    n, dtype = leaf.shape[0], _tree.accumulator(leaf.dtype)
+
+    def clean(x, present):
+        x = x.astype(dtype)
+        good = jnp.isfinite(x) if present is None else jnp.isfinite(x) & present
+        return jnp.where(good, x, jnp.inf)
+
+    if n <= (_NETWORK_STATIC if static else _NETWORK_TRACED):
+        rows = range(n)
+        return sort_rows(
+            clean(leaf[i], None if mask is None else mask[i]) for i in rows
+        )
+    present = None if mask is None else _tree.expand(mask, leaf)
+    return jnp.sort(clean(leaf, present), axis=0)
 
 
 def present_count(n, mask):

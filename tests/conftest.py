@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Four simulated devices, strict shapes, and how many examples hypothesis draws."""
+
+import os
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before the first use of JAX: some tests spread work over devices.
+jax.config.update("jax_num_cpu_devices", 4)
+
+settings.register_profile(
+    "default",
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def strict_shapes():
+    """A ``[d]`` that silently broadcasts against an ``[n, d]`` is an error."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture
+def key():
+    return jax.random.key(0)
