@@ -57,6 +57,7 @@ def per_client(link, num_clients) -> optax.GradientTransformationExtraArgs:
 
     def update(updates, state, params=None, *, cohort=None, mask=None, **extra):
         n = _validate.stacked(updates, params)
+        mask = _validate.flags("mask", mask, n)
         if cohort is None and n != num_clients:
             raise ValueError(
                 f"updates has {n} rows but num_clients={num_clients}: pass cohort= "
@@ -97,16 +98,25 @@ def accumulate(step, initial=None) -> optax.GradientTransformation:
 
     Returns:
       Link, like params to like params.
+
+    Raises:
+      ValueError: if ``step`` is negative or not finite; at ``init`` if ``initial`` is
+        not shaped like params.
     """
+    _validate.nonnegative("step", step)
 
     def init(params):
         return AccumulateState(start(initial, params))
 
     def update(updates, state, params=None):
         del params
-        total = jax.tree.map(
-            lambda t, u: t + jnp.asarray(step, u.dtype) * u, state.total, updates
-        )
+
+        def leaf(t, u):
+            dtype = _tree.accumulator(t.dtype)
+            moved = jnp.asarray(step, dtype) * u.astype(dtype)
+            return (t.astype(dtype) + moved).astype(t.dtype)
+
+        total = jax.tree.map(leaf, state.total, updates)
         return total, AccumulateState(total)
 
     return optax.GradientTransformation(init, update)
@@ -129,7 +139,11 @@ def ema(kept) -> optax.GradientTransformation:
 
     Returns:
       Link, like params to like params, that starts from zeros.
+
+    Raises:
+      ValueError: if ``kept`` is outside its range.
     """
+    _validate.unit_interval("kept", kept)
 
     def init(params):
         return EmaState(start(None, params))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfed import _validate
+from jaxfed import _tree, _validate
 from jaxfed._base import Message, Shard
 from jaxfed.privacy.mechanisms import clip_tree
 
@@ -24,7 +24,8 @@ def sample(key, shard: Shard, batch_size):
     Returns:
       ``(batch, weights)``: leaves ``[b, ...]`` and float32 ``[b]``, 1 for a real
       example and 0 for padding; ``b = min(S, capacity)``. A client with fewer than S
-      examples uses all of them.
+      examples uses all of them. Padding rows repeat the first row of the batch, so
+      what the padding holds is read only where a client has no example at all.
 
     Cost:
       One random word for each row of the shard and a partial sort.
@@ -32,11 +33,16 @@ def sample(key, shard: Shard, batch_size):
     capacity = jax.tree.leaves(shard.data)[0].shape[0]
     real = jnp.arange(capacity) < shard.count
     if batch_size is None:
-        return shard.data, real.astype(jnp.float32)
+        batch = jax.tree.map(
+            lambda x: jnp.where(_tree.expand(real, x), x, x[:1]), shard.data
+        )
+        return batch, real.astype(jnp.float32)
     score = jnp.where(real, jax.random.uniform(key, (capacity,)), -1)
     _, index = jax.lax.top_k(score, min(batch_size, capacity))
+    real = index < shard.count
+    index = jnp.where(real, index, index[0])
     batch = jax.tree.map(lambda x: x[index], shard.data)
-    return batch, (index < shard.count).astype(jnp.float32)
+    return batch, real.astype(jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -52,33 +58,41 @@ class Gradient:
         """Return the (clipped) mean gradient and ``{"loss": mean loss}``."""
         batch, weights = sample(key, shard, self.batch_size)
         total = jnp.maximum(jnp.sum(weights), 1)
+        empty = shard.count == 0
         params = message["params"]
         if self.clip_norm is None:
 
             def mean_loss(p):
-                losses = self.loss_fn(p, batch)
-                if losses.shape != weights.shape:
-                    raise ValueError(
-                        "loss_fn must return one loss per example, shape "
-                        f"{weights.shape}, got {losses.shape}: leave the mean to us."
-                    )
+                losses = self._losses(p, batch, weights.shape)
                 return jnp.sum(jnp.where(weights > 0, losses, 0)) / total
 
             loss, update = jax.value_and_grad(mean_loss)(params)
+            # A client without examples has nothing but padding to differentiate.
+            update = jax.tree.map(lambda g: jnp.where(empty, 0, g), update)
             return update, {"loss": loss}
 
         def one(example, weight):
             def single_loss(p):
-                return self.loss_fn(p, jax.tree.map(lambda x: x[None], example))[0]
+                batch = jax.tree.map(lambda x: x[None], example)
+                return self._losses(p, batch, (1,))[0]
 
             loss, grad = jax.value_and_grad(single_loss)(params)
             grad = clip_tree(grad, jnp.where(weight > 0, self.clip_norm, 0))
-            return grad, jnp.where(weight > 0, loss, 0)
+            wide = jax.tree.map(lambda g: g.astype(_tree.accumulator(g.dtype)), grad)
+            return wide, jnp.where(weight > 0, loss, 0)
 
         grads, losses = self._sum(one, batch, weights)
-        return jax.tree.map(lambda g: g / total.astype(g.dtype), grads), {
-            "loss": losses / total
-        }
+        update = jax.tree.map(lambda g, p: (g / total).astype(p.dtype), grads, params)
+        return update, {"loss": losses / total}
+
+    def _losses(self, params, batch, shape):
+        losses = self.loss_fn(params, batch)
+        if losses.shape != shape:
+            raise ValueError(
+                f"loss_fn must return one loss per example, shape {shape}, got "
+                f"{losses.shape}: leave the mean to us."
+            )
+        return losses
 
     def _sum(self, one, batch, weights):
         """Sum ``one`` over examples, ``microbatch`` of them in memory at a time."""

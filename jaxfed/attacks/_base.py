@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building blocks of attacks."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -34,7 +35,9 @@ def replace_rows(forge) -> Attack:
 
     def update(updates, state, params=None, *, byzantine, **extra):
         del params, extra
-        _validate.stacked(updates)
+        n = _validate.stacked(updates)
+        byzantine = _validate.flags("byzantine", byzantine, n)
+        updates = jax.tree.map(jnp.asarray, updates)
         forged = forge(updates, byzantine)
         return _tree.where_rows(~byzantine, updates, forged), state
 
