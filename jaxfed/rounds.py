@@ -55,6 +55,7 @@ def simulate(
     *,
     num_byzantine=0,
     attack=None,
+    byzantine_client=None,
     cohort_size=None,
     chunk_size=None,
     inspect=False,
@@ -75,6 +76,9 @@ def simulate(
       num_byzantine: actual attackers, ``0 <= f <= n - 1``; may be traced.
       attack: Attack, None for none. Poison the shards yourself, once, by
         ``attack.poison(shards, byzantine_ids(n, f))``.
+      byzantine_client: client half that Byzantine clients run instead, with the same
+        state; e.g. that of the method with ``clip_norm=inf, noise_std=0.0``, for label
+        flippers who spare themselves the privacy. None: the honest one.
       cohort_size: clients drawn uniformly each round; None: all of them.
       chunk_size: clients whose work is in memory at a time; None: all of them.
       inspect: report the rule's ``weights`` and ``influence`` each round.
@@ -106,6 +110,13 @@ def simulate(
                 f"cohort_size must be at most num_clients={num_clients}, got "
                 f"{cohort_size}."
             )
+    if chunk_size is not None:
+        _validate.count("chunk_size", chunk_size)
+    if mesh is not None and num_clients % mesh.size:
+        raise ValueError(
+            f"mesh has {mesh.size} devices, which must divide num_clients="
+            f"{num_clients}: use a multiple, or fewer devices."
+        )
     client, server = algorithm.client, algorithm.server
     wire = optax.with_extra_args_support(
         optax.identity() if attack is None else attack.wire
@@ -139,11 +150,16 @@ def simulate(
         message = server.broadcast(state.server)
 
         def work(args):
-            client_id, cstate, shard = args
-            key = client_key(state.key, state.round, client_id)
-            return client.update(message, cstate, shard, key)
+            client_id, hostile, *rest = args
+            rest += [client_key(state.key, state.round, client_id)]
+            honest = client.update(message, *rest)
+            if byzantine_client is None:
+                return honest
+            own = byzantine_client.update(message, *rest)
+            return jax.tree.map(lambda a, b: jnp.where(hostile, a, b), own, honest)
 
-        args = (ids, pick(state.clients), pick(shards))
+        byzantine = byzantine_ids(num_clients, num_byzantine)[ids]
+        args = (ids, byzantine, pick(state.clients), pick(shards))
         if chunk_size is None:
             uploads, clients, metrics = jax.vmap(work)(args)
         else:
@@ -152,7 +168,6 @@ def simulate(
             clients = jax.tree.map(
                 lambda old, new: old.at[ids].set(new), state.clients, clients
             )
-        byzantine = byzantine_ids(num_clients, num_byzantine)[ids]
 
         def probe(uploads):
             new, _ = server.update(uploads, state.server, cohort=cohort)
@@ -194,7 +209,15 @@ def simulate(
 
 
 def byzantine_ids(num_clients, num_byzantine):
-    """Return bool ``[n]``: the last ``num_byzantine`` clients (may be traced)."""
+    """Say which clients are Byzantine: the last ids.
+
+    Args:
+      num_clients: n.
+      num_byzantine: f, may be traced.
+
+    Returns:
+      bool ``[n]``.
+    """
     return jnp.arange(num_clients) >= num_clients - num_byzantine
 
 

@@ -181,7 +181,7 @@ def byz_clip21_sgd2m_plus(
 
     Raises:
       ValueError: for values out of these ranges, local work without per-example
-        clipping, or an unknown S.
+        clipping, or an unknown or contradictory S.
 
     Cost:
       As :func:`byz_clip21_sgd2m`, plus the per-example gradients.
@@ -201,9 +201,15 @@ def byz_clip21_sgd2m_plus(
             "gradient(loss_fn, clip_norm=...)."
         )
     if noise_on == "sum":
-        size = batch_size or getattr(local_work, "batch_size", None)
+        own = getattr(local_work, "batch_size", None)
+        size = own if batch_size is None else _validate.count("batch_size", batch_size)
         if size is None:
             raise ValueError("noise_on='sum' needs the batch size: pass batch_size=.")
+        if own is not None and size != own:
+            raise ValueError(
+                f"batch_size={size} contradicts local_work.batch_size={own}: leave it "
+                "out."
+            )
         _validate.nonnegative("noise_std", noise_std)
         noise_std = noise_std / size
     return from_chains(
