@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a configuration to data, pure functions and a privacy statement."""
+
+import dataclasses
+import hashlib
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfed import _registry, local, naming, privacy, rounds
+from jaxfed._base import Shard
+from jaxfed.experiments import config as configs
+
+_HYPERPARAMETERS = (
+    "learning_rate",
+    "clip_norm",
+    "outer_clip_norm",
+    "momentum",
+    "server_momentum",
+    "noise_std",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One configuration, ready to be compiled. Built by :func:`make_problem`.
+
+    Attributes:
+      config: resolved TrainConfig.
+      shards: stacked Shard ``[n, capacity, ...]``, poisoned if the attack does so.
+      test: ``{"image", "label"}``.
+      data_sha256: digest of the training and test data, in hex.
+      model: Flax module.
+      hparams: numeric hyperparameters as float32 scalars; they are arguments of the
+        compiled program. Without noise there is no ``noise_std`` among them.
+      statement: PrivacyStatement.
+    """
+
+    config: configs.TrainConfig
+    shards: Shard
+    test: dict[str, jax.Array]
+    data_sha256: str
+    model: Any
+    hparams: dict[str, jax.Array]
+    statement: privacy.PrivacyStatement
+
+    def init(self, hparams, seed, *, rule, mesh=None):
+        """Return the SimulationState of round 0; ``seed`` may be traced."""
+        key = jax.random.key(seed)
+        images = jax.tree.leaves(self.test["image"])[0][:1]
+        params = self.model.init(jax.random.fold_in(key, 0), images)["params"]
+        simulation = self._simulate(hparams, rule, jax.random.fold_in(key, 1), mesh)
+        return simulation.init(params, jax.random.fold_in(key, 2))
+
+    def chunk(self, state, hparams, shards, test, *, rule, rounds, mesh=None):
+        """Train ``rounds`` rounds and evaluate.
+
+        Returns:
+          ``(state, {"loss", "accuracy", "train_loss"})``: the first two on ``test``,
+          the last the mean over rounds and honest clients.
+        """
+        from jaxfed import models
+
+        # The noise link carries its own key in the state; this one is never drawn from.
+        simulation = self._simulate(hparams, rule, jax.random.key(0), mesh)
+        state, metrics = simulation.run(state, shards, rounds)
+        result = models.evaluate(self.model, simulation.model(state), test)
+        return state, result | {"train_loss": jnp.mean(metrics["loss"])}
+
+    def params(self, state):
+        """Return the model's parameters in a state."""
+        return self._simulate(self.hparams, "mean", jax.random.key(0), None).model(
+            state
+        )
+
+    def _simulate(self, hparams, rule, key, mesh):
+        config = self.config
+        return rounds.simulate(
+            _algorithm(config, hparams, rule, key, self.model),
+            config.num_clients,
+            num_byzantine=config.num_byzantine,
+            attack=configs.make_attack(config.attack),
+            mesh=mesh,
+        )
+
+
+def make_problem(config) -> Problem:
+    """Load the data, split it, and derive the noise; nothing is compiled.
+
+    Args:
+      config: TrainConfig, resolved or not.
+
+    Returns:
+      Problem.
+
+    Raises:
+      ValueError: for everything a configuration can get wrong, missing data included.
+      ImportError: if a package of the extra ``train`` is missing.
+    """
+    from jaxfed import data, models
+
+    config = configs.resolve(config)
+    naming.make_aggregator(config.rule, num_byzantine=config.rule_byzantine)
+    dataset = data.load(config.dataset, config.data_dir)
+    model = models.make_model(config.model, dataset.num_classes)
+    honest = config.num_clients - config.num_byzantine
+    owners = config.num_clients if config.byzantine_own_data else honest
+    parts = data.split(
+        dataset.train["label"],
+        owners,
+        kind=config.split,
+        seed=config.seed,
+        beta=config.beta,
+        classes_per_client=config.classes_per_client,
+    )
+    parts += [np.zeros(0, np.int64)] * (config.num_clients - owners)
+    shards = configs.make_attack(config.attack, dataset.num_classes).poison(
+        data.stack(dataset.train, parts),
+        rounds.byzantine_ids(config.num_clients, config.num_byzantine),
+    )
+    hparams, statement = _privacy(config, np.array([len(p) for p in parts[:honest]]))
+    return Problem(
+        config=config,
+        shards=shards,
+        test=jax.tree.map(jnp.asarray, dataset.test),
+        data_sha256=_digest(dataset.train, dataset.test),
+        model=model,
+        hparams={k: jnp.asarray(v, jnp.float32) for k, v in hparams.items()},
+        statement=statement,
+    )
+
+
+def _algorithm(config, hparams, rule, key, model=None):
+    """Build the method from whatever arguments its factory accepts."""
+    from jaxfed import models
+
+    per_example = config.clip_unit == "example"
+    work = local.gradient(
+        None if model is None else models.example_losses(model),
+        batch_size=config.batch_size,
+        clip_norm=hparams["clip_norm"] if per_example else None,
+        microbatch=config.microbatch,
+    )
+    message_clip = "outer_clip_norm" if per_example else "clip_norm"
+    options = {
+        "learning_rate": hparams["learning_rate"],
+        "rule": rule,
+        "num_byzantine": config.rule_byzantine,
+        "num_clients": config.num_clients,
+        "key": key,
+        "clip_norm": hparams.get(message_clip),
+        "noise_std": hparams.get("noise_std"),
+        "momentum": hparams.get("momentum"),
+        "server_momentum": hparams.get("server_momentum"),
+        "local_work": work,
+    }
+    factory = naming.ALGORITHMS[config.algorithm]
+    takes = _registry.accepted(factory) | {"num_byzantine"}
+    return naming.make_algorithm(
+        config.algorithm,
+        **{k: v for k, v in options.items() if k in takes and v is not None},
+    )
+
+
+def _privacy(config, sizes):
+    """Derive the noise from epsilon, and account for what will run.
+
+    Args:
+      config: resolved TrainConfig.
+      sizes: examples of each honest client.
+
+    Returns:
+      ``(hyperparameters as floats, PrivacyStatement)``.
+    """
+    hparams = {
+        name: _float32(getattr(config, name))
+        for name in _HYPERPARAMETERS
+        if getattr(config, name, None) is not None
+    }
+    # Built with plain numbers, so that every wrong value raises here.
+    mechanism = _algorithm(config, hparams, config.rule, 0).mechanism
+    smallest = max(1, int(sizes[sizes > 0].min(initial=sizes.max())))
+    batch = min(config.batch_size or smallest, smallest)
+    # A batch drawn at random; a client with fewer examples uses all of them.
+    rate = min(1.0, config.batch_size / smallest) if config.batch_size else 1.0
+    common = {"rounds": config.rounds, "delta": config.delta}
+    if mechanism is None:
+        statement = privacy.make_statement(
+            unit="client",
+            clip_norm=math.inf,
+            noise_std=0.0,
+            sensitivity=math.inf,
+            sampling_text=_sampling(config, batch),
+            mechanism=f"{config.algorithm} neither clips nor adds noise",
+            **common,
+        )
+        return hparams, statement
+    sensitivity = float(mechanism.sensitivity(batch))
+    per_example = mechanism.unit == "example"
+    rate = rate if per_example else 1.0
+    noise_std, nominal = 0.0, None
+    if config.epsilon != math.inf:
+        if sensitivity == math.inf:
+            raise ValueError(
+                f"epsilon={config.epsilon} needs a bound on what a client sends, got "
+                f"clip_norm={config.clip_norm}. Give a finite clip_norm, or "
+                "epsilon=inf for no privacy."
+            )
+        if config.noise_calibration == "nominal":
+            nominal = config.epsilon
+            noise_std = privacy.nominal_noise_std(
+                mechanism.clip_norm, nominal, sampling_rate=rate, **common
+            )
+        else:
+            noise_std = privacy.certified_noise_std(
+                config.epsilon, sensitivity, **common
+            )
+        noise_std = hparams["noise_std"] = _float32(noise_std, up=True)
+    statement = privacy.make_statement(
+        unit=mechanism.unit,
+        clip_norm=mechanism.clip_norm,
+        noise_std=noise_std,
+        sensitivity=sensitivity,
+        sampling_rate=rate,
+        sampling_text=_sampling(config, batch),
+        mechanism=_mechanism(config, mechanism),
+        model=mechanism.model,
+        epsilon_nominal=nominal,
+        **common,
+    )
+    return hparams, statement
+
+
+def _mechanism(config, mechanism):
+    where = "at each client" if mechanism.model == "local" else "behind the rule"
+    if mechanism.unit == "example":
+        what = "each example's gradient clipped, then averaged"
+    else:
+        what = "each client's message clipped"
+    return f"{config.algorithm}: {what}, Gaussian noise added {where}"
+
+
+def _sampling(config, batch):
+    if config.batch_size is None:
+        return "every client and every one of its examples in every round"
+    size = f"{batch}" if batch == config.batch_size else f"{batch} or more"
+    return (
+        f"every client in every round, {size} of its examples, drawn uniformly without "
+        "replacement"
+    )
+
+
+def _float32(value, *, up=False):
+    """Round to what the device will hold; ``up`` never rounds noise down."""
+    rounded = np.float32(value)
+    if up and float(rounded) < value:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    return float(rounded)
+
+
+def _digest(*trees):
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(trees):
+        digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()
