@@ -44,6 +44,8 @@ def parse(spec):
                 raise ValueError(
                     f"cannot read option {item!r} in {spec!r}: write option=value."
                 )
+            if key in options:
+                raise ValueError(f"option {key!r} is given twice in {spec!r}.")
             options[key] = _value(value)
         stages.append((match.group(1), options))
     return stages

@@ -297,7 +297,7 @@ def _decode_splits(folder, name, limits):
     ):
         raise ValueError(
             f"data set {name!r} is not one of images with one class label each: its "
-            f"features are {', '.join(features)}. Give the name of an "
+            f"features are {', '.join(sorted(features))}. Give the name of an "
             "image-classification set."
         )
     arrays = {}

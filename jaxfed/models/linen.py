@@ -61,7 +61,7 @@ class PatchConv(nn.Module):
             x[:, i : i + height, j : j + width] for i in range(kh) for j in range(kw)
         ]
         patches = jnp.concatenate(shifted, axis=-1)
-        return patches @ kernel.reshape(-1, self.features) + bias
+        return patches @ kernel.reshape(-1, self.features) + bias[None, None, None]
 
 
 def max_pool(x):
@@ -70,6 +70,12 @@ def max_pool(x):
     An odd last row or column is left out, as in ``flax.linen.max_pool``, and equal
     maxima share the gradient. Done by reshaping, since the gradient of a windowed
     reduction is slow under ``vmap`` on CPUs.
+
+    Args:
+      x: ``[B, H, W, C]``.
+
+    Returns:
+      ``[B, H // 2, W // 2, C]``.
     """
     b, h, w, c = x.shape
     x = x[:, : h // 2 * 2, : w // 2 * 2]
