@@ -82,9 +82,12 @@ def main():
     parser.add_argument("--data-dir")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--epsilon", type=float, default=18.0, help="nominal")
-    parser.add_argument("--rates", type=float, nargs="+", default=[10, 1, 0.1, 0.01])
-    parser.add_argument("--clips", type=float, nargs="+", default=[1, 0.1, 0.01, 1e-4])
-    parser.add_argument("--chunk", type=int, default=16, help="runs in one program")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[10, 1, 0.1, 0.01, 0.001]
+    )
+    clips = [1, 0.1, 0.01, 1e-4, 1e-5, 1e-6]
+    parser.add_argument("--clips", type=float, nargs="+", default=clips)
+    parser.add_argument("--chunk", type=int, default=15, help="runs in one program")
     args = parser.parse_args()
     shards, held_out, test = jax.tree.map(jnp.asarray, load(args.data_dir))
     grid = list(itertools.product(args.rates, args.clips))
