@@ -47,7 +47,14 @@ def sample(key, shard: Shard, batch_size):
 
 @dataclass(frozen=True)
 class Gradient:
-    """Local work made by :func:`gradient`; a callable with its facts as attributes."""
+    """Local work made by :func:`gradient`; a callable with its facts as attributes.
+
+    Attributes:
+      loss_fn: ``(params, batch) -> [b]`` losses.
+      batch_size: examples a round, None for the whole shard.
+      clip_norm: radius of the clip of each example's gradient, None if there is none.
+      microbatch: examples whose gradients are in memory at a time, None for all.
+    """
 
     loss_fn: Callable[..., jax.Array]
     batch_size: int | None

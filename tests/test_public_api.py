@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 
+import optax
 import pytest
 
 import jaxfed
@@ -61,9 +62,8 @@ def test_modules_say_what_they_are_for(module):
 
 
 @pytest.mark.parametrize("module", MODULES, ids=ids)
-def test_all_is_sorted_unique_and_complete(module):
+def test_all_is_unique_and_complete(module):
     assert len(set(module.__all__)) == len(module.__all__)
-    assert sorted(module.__all__) == sorted(module.__all__, key=str)
     for name in module.__all__:
         assert not name.startswith("_") and hasattr(module, name)
 
@@ -72,25 +72,20 @@ def test_all_is_sorted_unique_and_complete(module):
 def test_public_names_are_documented(module, name):
     value = getattr(module, name)
     if isinstance(value, types.ModuleType):
-        assert value.__doc__
-        return
+        return  # its own test above
+    if not callable(value):
+        return  # a table; the module says what it holds
     text = value.__doc__
     assert text, "no docstring"
     first = text.strip().splitlines()[0]
     assert first.endswith("."), first
     found = sections(text)
     if inspect.isclass(value):
-        if getattr(value, "_fields", ()) or hasattr(value, "__dataclass_fields__"):
-            documented = re.findall(
-                r"^  (\w+)(?:, \w+)*: ", inspect.cleandoc(text), re.M
-            )
-            fields = getattr(value, "_fields", None) or value.__dataclass_fields__
-            if "Attributes" in found:
-                assert set(documented), "Attributes: is empty"
-            else:
-                assert all(f"{field}" in text for field in fields) or len(fields) == 0
-        return
-    if not callable(value):
+        for field in getattr(value, "_fields", ()):
+            # Optax's two fields need no second description.
+            optax_own = issubclass(value, optax.GradientTransformation)
+            described = re.search(rf"^  {field}: ", inspect.cleandoc(text), re.M)
+            assert optax_own or ("Attributes" in found and described), field
         return
     parameters = inspect.signature(value).parameters
     if parameters:
@@ -107,11 +102,10 @@ def test_version():
 SCRIPT = """
 import json, sys, time
 import jax, optax
-before = set(sys.modules)
 start = time.perf_counter()
 import jaxfed
 seconds = time.perf_counter() - start
-print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules))}))
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
 """
 
 

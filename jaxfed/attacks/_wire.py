@@ -10,7 +10,11 @@ from jaxfed.attacks import _base
 
 
 def none() -> Attack:
-    """No attack: Byzantine clients behave honestly."""
+    """No attack: Byzantine clients behave honestly.
+
+    Returns:
+      Attack that changes nothing; Byzantine clients need data.
+    """
     return Attack(_base.no_poison, _base.no_wire(), needs_data=True)
 
 
@@ -67,12 +71,20 @@ def sign_flip(scale=1.0) -> Attack:
 
 
 def nan() -> Attack:
-    """Send NaN in every coordinate; needs no knowledge."""
+    """Send NaN in every coordinate; needs no knowledge.
+
+    Returns:
+      Attack on the wire; Byzantine clients need no data.
+    """
     return _constant(jnp.nan)
 
 
 def inf() -> Attack:
-    """Send +inf in every coordinate; needs no knowledge."""
+    """Send +inf in every coordinate; needs no knowledge.
+
+    Returns:
+      Attack on the wire; Byzantine clients need no data.
+    """
     return _constant(jnp.inf)
 
 

@@ -5,7 +5,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxfed import _tree, _validate
 
@@ -73,12 +72,9 @@ def _window_mean(static, leaf, traced, mask):
             ]
         mean = _tree.total(kept) / jnp.asarray(high - low, dtype)
     else:
-        rank = _tree.expand(jnp.arange(n), ordered)
-        inside = (low <= rank) & (rank < high)
-        # Relative to the first rank inside, a long sum of near values stays exact.
-        first = lax.dynamic_slice_in_dim(ordered, low, 1)
-        total = jnp.sum(jnp.where(inside, ordered - first, 0), axis=0)
-        mean = first[0] + total / jnp.asarray(high - low, dtype)
+        rank = jnp.arange(n)
+        inside = ((low <= rank) & (rank < high)).astype(dtype)
+        mean = _tree.combine(inside / jnp.asarray(high - low, dtype), ordered)
     valid = jnp.isfinite(mean) & (0 <= low) & (low < high) & (high <= n)
     return jnp.where(valid, mean, jnp.nan).astype(leaf.dtype)
 
