@@ -52,22 +52,30 @@ def unit_interval(name, x, *, closed_right=False):
     return x
 
 
-def count(name, x, *, minimum=1):
-    """Raise unless ``x`` is a Python integer of at least ``minimum``."""
+# Counters on the device are int32.
+LARGEST = 2**31 - 1
+
+
+def count(name, x, *, minimum=1, maximum=None):
+    """Raise unless ``x`` is a Python integer from ``minimum`` to ``maximum``."""
     if isinstance(x, bool) or not isinstance(x, numbers.Integral):
         raise TypeError(f"{name} must be a Python int, got {x!r}.")
     if x < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {name}={x}.")
+    if maximum is not None and x > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {name}={x}.")
     return int(x)
 
 
 def budget(f, *, optional=False):
     """Check a declared number of Byzantine clients; may be traced."""
-    if (f is None and optional) or isinstance(f, jax.core.Tracer):
+    if f is None and optional:
         return f
-    if isinstance(f, jax.Array) or hasattr(f, "dtype"):
+    if hasattr(f, "dtype"):
         if getattr(f, "shape", ()) != () or not jnp.issubdtype(f.dtype, jnp.integer):
             raise TypeError(f"num_byzantine must be an integer scalar, got {f!r}.")
+        if isinstance(f, jax.core.Tracer):
+            return f
         f = int(f)
     return count("num_byzantine", f, minimum=0)
 

@@ -60,7 +60,7 @@ def main(argv=None) -> int:
         # Whoever read our output has gone; leave nothing to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OverflowError, OSError, ImportError) as error:
         if os.environ.get("JAXFED_TRACEBACK"):
             raise
         text = " ".join(str(error).split()) or type(error).__name__

@@ -203,6 +203,7 @@ def simulate(
         return new, metrics
 
     def run(state, shards, rounds):
+        _validate.count("rounds", rounds, minimum=0, maximum=_validate.LARGEST)
         return jax.lax.scan(lambda s, _: step(s, shards), state, None, length=rounds)
 
     return Simulation(init, step, run, lambda state: server.model(state.server))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfed import attacks, reductions
+from jaxfed import attacks, naming, reductions
 from jaxfed.aggregators import compose, mean, median
 from jaxfed.preaggregators import nnm
 
@@ -31,7 +31,7 @@ def mixed(x, f, **extra):
 @functools.partial(jax.jit, static_argnums=1)
 def nnm_median(x, f, **extra):
     rule = compose(nnm(f), median())
-    return rule.update(x, rule.init(x[0]), x[0], **extra)[0]
+    return rule.update(x, rule.init(None), **extra)[0]
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -279,3 +279,14 @@ def test_mean_behind_mixing_is_weighted_by_popularity():
     near = [oracles.neighbours(x, i, 3) for i in range(9)]
     popularity = np.bincount(np.concatenate(near), minlength=9)
     np.testing.assert_allclose(info.weights, popularity / 54, atol=1e-7)
+
+
+def test_a_traced_fraction_of_a_client_is_refused():
+    for rule in ("trimmed_mean", "nnm+median"):
+        with pytest.raises(TypeError, match="num_byzantine must be an integer"):
+            jax.jit(lambda f, rule=rule: naming.make_aggregator(rule, f))(1.5)
+
+
+def test_leaves_without_entries():
+    rule = naming.make_aggregator("nnm+median", 1)
+    assert rule.update(jnp.zeros((5, 0)), rule.init(jnp.zeros(0)))[0].shape == (0,)

@@ -465,6 +465,13 @@ def test_aggregator_shaped_like_nothing_is_caught():
         sim.step(sim.init(PROBLEM.params, 0), PROBLEM.shards)
 
 
+@pytest.mark.parametrize("rounds", [1.5, -1, 2**31])
+def test_number_of_rounds_out_of_range(rounds):
+    sim = jaxfed.simulate(algorithms.byz_sgdm(0.1, rule=aggregators.mean()), 2)
+    with pytest.raises((TypeError, ValueError), match="rounds must be"):
+        sim.run(None, None, rounds)
+
+
 def test_mesh_that_does_not_divide_the_clients(mesh):
     with pytest.raises(ValueError, match="must divide num_clients=6"):
         jaxfed.simulate(algorithms.byz_sgdm(0.1, rule=aggregators.mean()), 6, mesh=mesh)

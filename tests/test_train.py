@@ -505,6 +505,11 @@ def refused(capsys, *argv):
         ("--learning-rate -1", "learning_rate must be"),
         ("--momentum 1", "0 <= momentum < 1"),
         ("--rounds 0", "rounds must be at least 1"),
+        ("--rounds 3000000000", "rounds must be at most 2147483647"),
+        ("--batch-size 99999999999", "batch_size must be at most 2147483647"),
+        ("--seed 4294967296", "seed must be at most 4294967295"),
+        ("--learning-rate 1e50", "learning_rate must lie between.*=1e[+]50"),
+        ("--clip-norm 1e-300", "clip_norm must lie between.*=1e-300"),
         ("--checkpoint-every 0", "checkpoint_every must be at least 1"),
         ("--dataset digit", "not found.*Did you mean 'digits'"),
         ("--model mpl", "unknown model 'mpl'.*Did you mean 'mlp'"),
@@ -558,6 +563,20 @@ def test_files_that_cannot_be_used(tmp_path, capsys, done):
     assert "is a file" in refused(capsys, "train", "--out", broken)
     blocked = broken / "run"
     assert "Not a directory" in refused(capsys, "train", "--out", blocked)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{}", '{"run_id": "x"}', "3", "{"])
+def test_a_summary_that_is_none(tmp_path, content):
+    folder = folders.RunFolder.create(tmp_path / "run", TINY)
+    (folder.path / "summary.json").write_text(content)
+    with folder, pytest.raises(ValueError, match="summary.json cannot be read"):
+        folder.summary()
+
+
+def test_a_log_that_is_no_text_is_cut(tmp_path):
+    with folders.RunFolder.create(tmp_path / "run", TINY) as folder:
+        (folder.path / "metrics.jsonl").write_bytes(b'{"round": 1}\n\xff\xfe\n')
+        assert folder.cut_metrics(1) == [{"round": 1}]
 
 
 def test_flags_override_the_file(tmp_path, monkeypatch, capsys):

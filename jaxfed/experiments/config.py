@@ -133,13 +133,13 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config = dataclasses.replace(config, **check_types(dataclasses.asdict(config)))
     _validate.count("num_clients", config.num_clients)
     _validate.count("num_byzantine", config.num_byzantine, minimum=0)
-    for name in ("rounds", "eval_every"):
-        _validate.count(name, getattr(config, name))
-    for name in ("batch_size", "microbatch"):
+    for name in ("rounds", "eval_every", "batch_size", "microbatch"):
         if getattr(config, name) is not None:
-            _validate.count(name, getattr(config, name))
+            _validate.count(name, getattr(config, name), maximum=_validate.LARGEST)
+    _validate.count("seed", config.seed, minimum=0, maximum=2**32 - 1)
+    for name in ("learning_rate", "clip_norm", "outer_clip_norm"):
+        _fits_float32(name, getattr(config, name))
     _validate.positive("learning_rate", config.learning_rate)
-    _validate.count("seed", config.seed, minimum=0)
     if not 0 < config.delta < 1:
         raise ValueError(f"delta must satisfy 0 < delta < 1, got delta={config.delta}.")
     if config.num_byzantine >= config.num_clients:
@@ -204,6 +204,17 @@ def resolve(config: TrainConfig) -> TrainConfig:
             "byzantine_own_data=False. Leave it out."
         )
     return dataclasses.replace(config, **changes)
+
+
+def _fits_float32(name, value):
+    """Raise if a positive number would become 0 or inf on the device."""
+    if value is None or not 0 < value < float("inf"):
+        return  # said elsewhere
+    if not 1e-37 < value < 1e38:
+        raise ValueError(
+            f"{name} must lie between 1e-37 and 1e38, the range of float32, got "
+            f"{name}={value}."
+        )
 
 
 def make_attack(spec, num_classes=10):

@@ -110,7 +110,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         rows = []
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     row = json.loads(line)
                     if row["round"] > last_round:
@@ -129,15 +129,18 @@ class RunFolder:
 
     def summary(self) -> dict | None:
         """Return the summary of a finished run, None if it has not finished."""
+        path = self.path / "summary.json"
         try:
-            return json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            if not {"run_id", "run", "comparisons"} <= set(summary):
+                raise ValueError("it is no summary of a run")
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(
-                f"{self.path / 'summary.json'} cannot be read ({error}). Delete it and "
-                "resume again."
+                f"{path} cannot be read ({error}). Delete it and resume again."
             ) from None
+        return summary
 
     def close(self):
         """Let other processes use the folder."""

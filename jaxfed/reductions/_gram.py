@@ -124,7 +124,7 @@ def geometry(updates, num_byzantine=None, *, mask=None) -> Geometry:
     n = _validate.stacked(updates)
     f = _validate.budget(num_byzantine, optional=True)
     mask = _validate.flags("mask", mask, n)
-    gram, finite = 0, jnp.ones(n, bool)
+    gram, finite = jnp.zeros((n, n), jnp.float32), jnp.ones(n, bool)
     for leaf in jax.tree.leaves(updates):
         if leaf.size == 0:
             continue
