@@ -22,7 +22,7 @@ from jaxfed import data, models, privacy
 
 HONEST, BYZANTINE, BATCH, DELTA = 20, 5, 64, 4e-4
 METHODS = {
-    "byz_clip21_sgd2m": dict(momentum=0.9, server_momentum=0.99),
+    "byz_clip21_sgd2m": dict(momentum=0.9),  # and --server-momentum
     "byz_clip_sgd": dict(),
     "safe_dshb": dict(momentum=0.9),
 }
@@ -37,7 +37,7 @@ def load(data_dir, validation=5000):
     return data.stack(train, [*parts, *empty]), held_out, mnist.test
 
 
-def sweep(method, rounds, epsilon, grid, shards, held_out, test, chunk):
+def sweep(method, rounds, epsilon, grid, shards, held_out, test, chunk, options):
     """Train every (learning rate, clip norm) of the grid, ``chunk`` runs at a time."""
     n = HONEST + BYZANTINE
     model = models.make_model("mlp", num_classes=10)
@@ -57,7 +57,7 @@ def sweep(method, rounds, epsilon, grid, shards, held_out, test, chunk):
             num_clients=n,
             key=1,
             local_work=jaxfed.gradient(loss_fn, batch_size=BATCH),
-            **METHODS[method],
+            **options,
         )
         attack = jaxfed.make_attack("ipm", scale=10.0)
         sim = jaxfed.simulate(algorithm, n, num_byzantine=BYZANTINE, attack=attack)
@@ -87,18 +87,32 @@ def main():
     )
     clips = [1, 0.1, 0.01, 1e-4, 1e-5, 1e-6]
     parser.add_argument("--clips", type=float, nargs="+", default=clips)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--server-momentum", type=float, default=0.99)
     parser.add_argument("--chunk", type=int, default=15, help="runs in one program")
     args = parser.parse_args()
     shards, held_out, test = jax.tree.map(jnp.asarray, load(args.data_dir))
     grid = list(itertools.product(args.rates, args.clips))
-    for method in METHODS:
+    for method in args.methods:
         start = time.perf_counter()
+        options = dict(METHODS[method])
+        if method == "byz_clip21_sgd2m":
+            options["server_momentum"] = args.server_momentum
         scores = sweep(
-            method, args.rounds, args.epsilon, grid, shards, held_out, test, args.chunk
+            method,
+            args.rounds,
+            args.epsilon,
+            grid,
+            shards,
+            held_out,
+            test,
+            args.chunk,
+            options,
         )
         best = max(range(len(grid)), key=lambda i: scores[i][0])
         row = dict(
             method=method,
+            **options,
             test_accuracy=round(scores[best][1], 4),
             learning_rate=grid[best][0],
             clip_norm=grid[best][1],
