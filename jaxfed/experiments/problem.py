@@ -72,9 +72,9 @@ class Problem:
 
     def params(self, state):
         """Return the model's parameters in a state."""
-        return self._simulate(self.hparams, "mean", jax.random.key(0), None).model(
-            state
-        )
+        # Plain numbers: building a method from device scalars would compile something.
+        numbers = {name: float(value) for name, value in self.hparams.items()}
+        return self._simulate(numbers, "mean", jax.random.key(0), None).model(state)
 
     def _simulate(self, hparams, rule, key, mesh):
         config = self.config
