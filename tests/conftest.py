@@ -29,6 +29,8 @@ def strict_shapes():
         yield
 
 
-@pytest.fixture
-def key():
-    return jax.random.key(0)
+@pytest.fixture(autouse=True, scope="module")
+def free_compiled_programs():
+    """Hundreds of programs would otherwise stay in memory until the end."""
+    yield
+    jax.clear_caches()

@@ -157,10 +157,7 @@ def test_matches_the_oracle(name, n, f, d):
     for kind, x in kinds(n, d):
         if rule.mixes and kind == "tied" and name.count("nnm") > 1:
             continue  # whether two averages tie is decided by rounding
-        if d == 12:
-            actual = join(run(split(x)))
-        else:
-            actual = run(x)
+        actual = join(run(split(x))) if n < 10 and d == 12 else run(x)
         close(actual, rule.oracle(x, f), oracles.tolerance(x))
 
 
@@ -304,8 +301,9 @@ def test_a_masked_row_is_a_removed_row(name, n, content):
     x = spread_rows(n, 12)
     mask = np.random.default_rng(6).random(n) < 0.7
     x[~mask] = content
-    out = compiled(name, 2)(split(x), mask=mask)
-    close(join(out), RULES[name].oracle(x[mask], 2), oracles.tolerance(x[mask]))
+    run = compiled(name, 2)
+    out = join(run(split(x), mask=mask)) if n == 12 else run(x, mask=mask)
+    close(out, RULES[name].oracle(x[mask], 2), oracles.tolerance(x[mask]))
 
 
 @pytest.mark.parametrize("name", RULES)
