@@ -174,7 +174,7 @@ def test_geometry_of_mixed_rows():
     matrix /= np.maximum(matrix.sum(1, keepdims=True), 1e-9)
     geometry = reductions.geometry(x, 1)
     mixed = geometry.mixed(jnp.asarray(matrix))
-    np.testing.assert_array_equal(mixed.usable, [1, 1, 1, 0, 1])
+    np.testing.assert_array_equal(mixed.usable, [1, 1, 1, 0, 0])
     np.testing.assert_array_equal(mixed.present, [1, 1, 1, 1, 0])
     exact = sq_distances64(matrix[:3, :6].astype(np.float64) @ x[:6])
     d = np.asarray(mixed.sq_distances())
