@@ -36,7 +36,8 @@ class Info(NamedTuple):
     """What an aggregator did with each client.
 
     Attributes:
-      weights: ``[n]``, share of the aggregate that came from each client; sums to 1.
+      weights: ``[n]``, what each client was multiplied by; sums to 1 unless a part of
+        the aggregate came from elsewhere (the origin, for clipped rows; a reference).
         Coordinate-wise rules: the share of coordinates in which it was kept.
       influence: scalar, total weight of the Byzantine clients; NaN if who they are
         was not given.
@@ -44,6 +45,33 @@ class Info(NamedTuple):
 
     weights: jax.Array
     influence: jax.Array
+
+
+class Geometric(NamedTuple):
+    """How a rule that sees pairwise inner products only weighs the clients.
+
+    Anchors are points beside the clients that distances are taken from: ``"origin"``
+    and ``"reference"``. They come after the ``n`` clients in the Gram matrix, and an
+    aggregate is an affine combination of clients and anchors.
+
+    Attributes:
+      weigh: ``(Geometry, state, weights) -> ([n + anchors], state)``; ``weights`` is
+        None or ``[n]``, what ``update`` was given.
+      anchors: names of the anchors it needs.
+      reference: ``(state, extra) -> tree``, the point called ``"reference"``.
+      remember: ``(state, aggregate) -> state``, after the aggregate is known.
+      check: ``(n)``, raises if a condition on Python numbers fails.
+      weighted: whether it honours ``weights``.
+      about_origin: whether digits matter near the origin rather than near the rows.
+    """
+
+    weigh: Callable
+    anchors: tuple[str, ...] = ()
+    reference: Callable | None = None
+    remember: Callable | None = None
+    check: Callable | None = None
+    weighted: bool = False
+    about_origin: bool = False
 
 
 class Aggregator(optax.GradientTransformationExtraArgs):
@@ -56,21 +84,35 @@ class Aggregator(optax.GradientTransformationExtraArgs):
 
     Attributes:
       inspect: pure ``(updates, state, *, mask=None, byzantine=None) -> Info``.
+      observe: ``update`` and ``inspect`` at once, ``-> (aggregate, state, Info)``.
       num_byzantine: declared budget f, or None for a rule without one.
-      row_weights: for rules that see the geometry only,
-        ``(Geometry, state) -> ([n] weights, state)``; None for other rules.
-      reduce: for rules without geometry, ``(updates, mask) -> tree``; else None.
+      geometric: :class:`Geometric` for rules of pairwise inner products, else None.
+      stages: what :func:`jaxfed.aggregators.compose` joined, else ``(self,)``.
     """
 
     def __new__(
-        cls, init, update, *, inspect, num_byzantine=None, row_weights=None, reduce=None
+        cls,
+        init,
+        update,
+        *,
+        inspect,
+        observe=None,
+        num_byzantine=None,
+        geometric=None,
+        stages=None,
     ):
         """Attach the attributes to an ordinary optax transformation."""
+
+        def both(updates, state, params=None, *, byzantine=None, **extra):
+            seen = inspect(updates, state, byzantine=byzantine, **extra)
+            return *update(updates, state, params, **extra), seen
+
         self = super().__new__(cls, init, update)
         self.inspect = inspect
+        self.observe = observe or both
         self.num_byzantine = num_byzantine
-        self.row_weights = row_weights
-        self.reduce = reduce
+        self.geometric = geometric
+        self.stages = (self,) if stages is None else stages
         return self
 
 
@@ -78,15 +120,22 @@ class PreAggregator(optax.GradientTransformationExtraArgs):
     """Stacked updates in, stacked updates out, by a mixing matrix.
 
     Attributes:
-      mixing: ``(Geometry, state) -> ([m, n] matrix with rows that sum to 1, state)``.
-      num_byzantine: declared budget f.
+      mixing: ``(Geometry, state) -> ([m, n + anchors] matrix, state)``; rows sum to 1,
+        or are 0 for a row that is absent.
+      num_byzantine: declared budget f, None for a stage without one.
+      anchors: names of the anchors it needs, see :class:`Geometric`.
+      drops: whether rows of the matrix may be 0 though every client is present.
     """
 
-    def __new__(cls, init, update, *, mixing, num_byzantine=None):
+    def __new__(
+        cls, init, update, *, mixing, num_byzantine=None, anchors=(), drops=False
+    ):
         """Attach the attributes to an ordinary optax transformation."""
         self = super().__new__(cls, init, update)
         self.mixing = mixing
         self.num_byzantine = num_byzantine
+        self.anchors = anchors
+        self.drops = drops
         return self
 
 

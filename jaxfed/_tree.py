@@ -28,7 +28,7 @@ def total(terms):
 
 def expand(vector, leaf):
     """Reshape ``[n]`` so that it broadcasts against a stacked leaf ``[n, ...]``."""
-    return vector.reshape(vector.shape + (1,) * (leaf.ndim - 1))
+    return vector.reshape(vector.shape + (1,) * (leaf.ndim - vector.ndim))
 
 
 def where_rows(keep, updates, other):
@@ -54,16 +54,17 @@ def finite_rows(updates):
     return jnp.stack(per_leaf).all(0)
 
 
-def combine(weights, updates, origin=None):
+def combine(weights, updates, origin=None, total=1, point=None):
     """Return ``sum_i weights[i] * updates[i]``, shaped like one client's tree.
 
     Rows of weight exactly 0 are left out before any arithmetic, so they may hold NaN.
-    With ``origin`` the weights must sum to 1; the sum is then taken relative to that
-    row, so that nearly equal rows lose no digits to weights that were rounded.
-    Cost: one read of the updates.
+    With ``origin``, the index of a row, the sum is taken relative to that row, so
+    that nearly equal rows lose no digits to weights that were rounded; ``total`` is
+    then what the weights sum to. ``point`` is one more term, ``(weight, tree)``, whose
+    weight counts towards the total. Cost: one read of the updates.
     """
 
-    def leaf(x):
+    def leaf(x, end=None):
         x = jnp.asarray(x)
         dtype = accumulator(x.dtype)
         centre = jnp.zeros(x.shape[1:], dtype)
@@ -71,9 +72,13 @@ def combine(weights, updates, origin=None):
             row = lax.dynamic_index_in_dim(x, origin, keepdims=False)
             centre = lax.stop_gradient(row.astype(dtype))
         moved = _weighted_sum(weights.astype(dtype), x, centre)
-        return (centre + moved).astype(x.dtype)
+        if end is not None:
+            moved += jnp.asarray(point[0], dtype) * (end.astype(dtype) - centre)
+        return (jnp.asarray(total, dtype) * centre + moved).astype(x.dtype)
 
-    return jax.tree.map(leaf, updates)
+    if point is None:
+        return jax.tree.map(leaf, updates)
+    return jax.tree.map(leaf, updates, point[1])
 
 
 @jax.custom_jvp
@@ -109,15 +114,17 @@ def _weighted_sum_jvp(primals, tangents):
     return _weighted_sum(weights, x, centre), jnp.sum(terms, axis=0)
 
 
-def mix(matrix, updates, origin, usable):
+def mix(matrix, updates, origin, usable, total=None):
     """Return the stacked tree ``matrix @ updates`` for a matrix ``[m, n]``.
 
-    Rows of the matrix sum to 1 or are 0; a row that draws on an update that is not
-    ``usable`` (bool ``[n]``) gives inf. The products are taken relative to row
-    ``origin`` of the updates, so that nearly equal rows lose no digits.
+    A row of the matrix that draws on an update that is not ``usable`` (bool ``[n]``)
+    gives inf. The products are taken relative to row ``origin`` of the updates, so
+    that nearly equal rows lose no digits; ``total`` (``[m]``) is what the rows of the
+    matrix sum to, None for 1, or 0 in rows of zeros.
     """
     drawn = jnp.any(matrix != 0, axis=1, keepdims=True)
     spoiled = jnp.any((matrix != 0) & ~usable[None], axis=1, keepdims=True)
+    total = drawn if total is None else total[:, None]
 
     def leaf(x):
         x = jnp.asarray(x)
@@ -131,9 +138,9 @@ def mix(matrix, updates, origin, usable):
             rows = lax.dynamic_slice(flat, (0, start), (n, width)).astype(dtype)
             rows = jnp.where(usable[:, None], rows, 0)
             centre = lax.stop_gradient(lax.dynamic_slice_in_dim(rows, origin, 1))
-            mixed = jnp.dot(weights, rows - centre, precision="highest") + centre
-            mixed = jnp.where(drawn, jnp.where(spoiled, jnp.inf, mixed), 0)
-            return mixed.astype(x.dtype)
+            mixed = jnp.dot(weights, rows - centre, precision="highest")
+            mixed += total.astype(dtype) * centre
+            return jnp.where(spoiled, jnp.inf, mixed).astype(x.dtype)
 
         def put(i, out):
             start = jnp.minimum(i * width, d - width)
@@ -147,6 +154,22 @@ def mix(matrix, updates, origin, usable):
         return out.reshape(matrix.shape[0], *x.shape[1:])
 
     return jax.tree.map(leaf, updates)
+
+
+def row_norms(updates):
+    """Return the norm ``[n]`` of every client's tree; inf where it is not finite."""
+
+    def leaf(x):
+        x = x.astype(accumulator(x.dtype)).reshape(x.shape[0], -1)
+        fine = jnp.isfinite(x)
+        return jnp.sum(jnp.square(jnp.where(fine, x, 0)), axis=1), jnp.all(fine, axis=1)
+
+    squares, fine = zip(*map(leaf, jax.tree.leaves(updates)), strict=True)
+    total = sum(squares)
+    fine = jnp.stack(fine).all(0) & jnp.isfinite(total)
+    some = fine & (total > 0)
+    root = jnp.where(some, jnp.sqrt(jnp.where(some, total, 1)), 0)
+    return jnp.where(fine, root, jnp.inf)
 
 
 def norm(tree):

@@ -156,3 +156,22 @@ def like(tree, params, what):
                 f"{jax.tree_util.keystr(path) or '(root)'} has shape "
                 f"{jnp.shape(leaf)}, params has {jnp.shape(p)}."
             )
+
+
+def choice(name, x, known):
+    """Raise unless ``x`` is one of the texts in ``known``."""
+    if x not in known:
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, known))}, got {x!r}."
+        )
+
+
+def weights(x, n):
+    """Return the clients' weights as floats ``[n]``; raise for another shape."""
+    x = jnp.asarray(x, float)
+    if x.shape != (n,):
+        raise ValueError(
+            f"weights must have one entry for each of the {n} clients, got shape "
+            f"{x.shape}."
+        )
+    return x

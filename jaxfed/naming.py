@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build aggregators, attacks and algorithms from text, for configs and command line."""
 
-from jaxfed import _registry, aggregators, algorithms, attacks, preaggregators
+from jaxfed import _keys, _registry, aggregators, algorithms, attacks, preaggregators
 from jaxfed._base import Aggregator, Attack, FedAlgorithm
 
 RULES = {
-    name: getattr(aggregators, name) for name in ("mean", "median", "trimmed_mean")
+    name: getattr(aggregators, name)
+    for name in aggregators.__all__
+    if name != "compose"
 }
-PREAGGREGATORS = {"nnm": preaggregators.nnm}
+PREAGGREGATORS = {
+    name: getattr(preaggregators, name) for name in preaggregators.__all__
+}
 ATTACKS = {name: getattr(attacks, name) for name in attacks.__all__}
+# Folded into a method's key: the randomness of its rule is not that of its noise.
+_RULE = 1
+
 ALGORITHMS = {
     name: getattr(algorithms, name)
     for name in (
@@ -28,7 +35,8 @@ def make_aggregator(spec, num_byzantine=0, **options) -> Aggregator:
       spec: names joined by ``+``, applied left to right, the last one reduces; options
         in brackets: ``"nnm+trimmed_mean"``, ``"rule(option=value)"``.
       num_byzantine: f, given to every stage that takes it; may be traced.
-      **options: given to every stage that takes them; one that none takes raises.
+      **options: given to every stage that takes them; one that none takes raises. A
+        ``key`` is folded with the number of the stage, and may be given always.
 
     Returns:
       Aggregator; stages share one Gram matrix, see
@@ -58,10 +66,12 @@ def make_aggregator(spec, num_byzantine=0, **options) -> Aggregator:
             )
         factory = _registry.lookup(table, name, what)
         given = {"num_byzantine": num_byzantine, **options}
+        if "key" in given:
+            given["key"] = _keys.fold(_keys.as_key(given["key"]), i)
         taken = {k: v for k, v in given.items() if k in _registry.accepted(factory)}
         used |= taken.keys()
         built.append(_registry.call(factory, name, taken | own))
-    unused = options.keys() - used
+    unused = options.keys() - used - {"key"}
     if unused:
         raise ValueError(
             f"no stage of {spec!r} takes the option(s) {', '.join(sorted(unused))}."
@@ -96,7 +106,7 @@ def make_algorithm(name, **options) -> FedAlgorithm:
     Args:
       name: e.g. ``"byz_clip21_sgd2m"``.
       **options: arguments of the method's factory. ``rule`` may be text, built by
-        :func:`make_aggregator` with the option ``num_byzantine``.
+        :func:`make_aggregator` with the options ``num_byzantine`` and ``key``.
 
     Returns:
       FedAlgorithm.
@@ -108,5 +118,10 @@ def make_algorithm(name, **options) -> FedAlgorithm:
     factory = _registry.lookup(ALGORITHMS, name, "algorithm")
     if isinstance(options.get("rule"), str):
         budget = options.pop("num_byzantine", 0)
-        options["rule"] = make_aggregator(options["rule"], num_byzantine=budget)
+        random = {}
+        if options.get("key") is not None:
+            random["key"] = _keys.fold(_keys.as_key(options["key"]), _RULE)
+        if "key" not in _registry.accepted(factory):
+            options.pop("key", None)
+        options["rule"] = make_aggregator(options["rule"], budget, **random)
     return _registry.call(factory, name, options)

@@ -2,8 +2,6 @@
 """What every aggregator must do, over a registry of rules with their traits."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,86 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from rules import RULES, aggregate, budget, compiled, params_of
+from toys import quick_jit
 
 import jaxfed
 from jaxfed import sharding
-from jaxfed.aggregators import compose, mean, median, trimmed_mean
-from jaxfed.preaggregators import nnm
+from jaxfed.aggregators import compose, krum, mean, median, trimmed_mean
+from jaxfed.preaggregators import arc, clip, nnm
 
-
-class Rule(NamedTuple):
-    """One entry of the registry.
-
-    Attributes:
-      build: ``(f) -> Aggregator``.
-      oracle: ``(x, f) -> [d]`` in float64.
-      robust: whether f bad rows of any kind leave it near the honest rows.
-      declares: whether it takes f at all.
-      mixes: whether it mixes rows first (then it stays in the hull of whole rows
-        close to each other, not in the honest range of every coordinate).
-      weighted: whether it honours ``weights``.
-    """
-
-    build: Callable
-    oracle: Callable
-    robust: bool = True
-    declares: bool = True
-    mixes: bool = False
-    weighted: bool = False
-
-
-def mixed(oracle):
-    return lambda x, f: oracle(oracles.nnm(x, f), f)
-
-
-def plain(oracle):
-    return lambda x, f: oracle(x)
-
-
-RULES = {
-    "mean": Rule(
-        lambda f: mean(), plain(oracles.mean), robust=False, declares=False, weighted=1
-    ),
-    "median": Rule(median, plain(oracles.median)),
-    "trimmed_mean": Rule(trimmed_mean, oracles.trimmed_mean),
-    "nnm+mean": Rule(
-        lambda f: compose(nnm(f), mean()),
-        mixed(plain(oracles.mean)),
-        robust=False,
-        mixes=True,
-    ),
-    "nnm+median": Rule(
-        lambda f: compose(nnm(f), median()), mixed(plain(oracles.median)), mixes=True
-    ),
-    "nnm+trimmed_mean": Rule(
-        lambda f: compose(nnm(f), trimmed_mean(f)),
-        mixed(oracles.trimmed_mean),
-        mixes=True,
-    ),
-    "nnm+nnm+median": Rule(
-        lambda f: compose(nnm(f), nnm(f), median()),
-        mixed(mixed(plain(oracles.median))),
-        mixes=True,
-    ),
-}
 ROBUST = [name for name, rule in RULES.items() if rule.robust]
-# The median's result does not depend on the f it is given.
-BY_BUDGET = [n for n, r in RULES.items() if r.declares and n != "median"]
-
-
-def params_of(updates):
-    return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), updates)
-
-
-def aggregate(aggregator, updates, **extra):
-    params = params_of(updates)
-    return aggregator.update(updates, aggregator.init(params), params, **extra)[0]
-
-
-@functools.cache
-def compiled(name, f):
-    """One jitted function for each rule and budget; JAX caches its shapes."""
-    return jax.jit(functools.partial(aggregate, RULES[name].build(f)))
+BY_BUDGET = [name for name, rule in RULES.items() if rule.declares]
+COORDINATES = [name for name in ROBUST if RULES[name].inside == "coordinates"]
+# Chains and lone rules of every kind, where all of them would only cost time.
+FEW = ["mean", "median", "meamed", "krum", "bulyan", "smea", "caf", "nnm+trimmed_mean"]
 
 
 def spread_rows(n, d, seed=0):
@@ -134,46 +65,52 @@ def kinds(n, d):
     x = spread_rows(n, d)
     rng = np.random.default_rng(1)
     yield "random", x
+    yield "far", (1e3 + 1e-2 * rng.normal(size=(n, d))).astype(np.float32)
+    yield "collinear", np.outer(spread_rows(n, 1), np.linspace(1, 2, d)).astype("f")
     yield "tied", rng.integers(-1, 2, (n, d)).astype(np.float32)
     yield "duplicated", x[rng.integers(0, (n + 1) // 2, n)]
-    yield "far", (1e3 + 1e-2 * rng.normal(size=(n, d))).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("n", "f", "d"),
-    [
-        (1, 0, 3),
-        (2, 0, 12),
-        (4, 1, 12),
-        (5, 2, 12),
-        (20, 5, 12),
-        (9, 2, 2 * 8192 + 37),
-        (70, 9, 12),
-    ],
-)
+SHAPES = [
+    (1, 0, 3),
+    (2, 0, 12),
+    (5, 1, 12),
+    (9, 2, 2 * 8192 + 37),
+    (11, 2, 12),
+    (20, 5, 12),
+    (70, 9, 12),
+]
+
+
+@pytest.mark.parametrize(("n", "f", "d"), SHAPES)
 @pytest.mark.parametrize("name", RULES)
 def test_matches_the_oracle(name, n, f, d):
-    rule, run = RULES[name], compiled(name, f)
+    rule, f = RULES[name], budget(name, n, f)
+    if rule.search and n > 11:
+        return  # the oracle would take minutes; tests of the searches go further
+    run = compiled(name, f)
     for kind, x in kinds(n, d):
-        if rule.mixes and kind == "tied" and name.count("nnm") > 1:
-            continue  # whether two averages tie is decided by rounding
+        if kind in ("tied", "duplicated") and not rule.clear:
+            continue  # rounding decides
         actual = join(run(split(x))) if n < 10 and d == 12 else run(x)
         close(actual, rule.oracle(x, f), oracles.tolerance(x))
 
 
-@pytest.mark.parametrize("n", [64, 130])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("n", [9, 64, 130])
+@pytest.mark.parametrize("name", [n for n, rule in RULES.items() if rule.exact])
 def test_equal_rows_are_returned(name, n):
+    if RULES[name].search and n > 9:
+        return
     row = np.random.default_rng(2).normal(size=64).astype(np.float32)
-    out = compiled(name, (n - 1) // 3)(np.tile(row, (n, 1)))
+    out = compiled(name, budget(name, n, (n - 1) // 3))(np.tile(row, (n, 1)))
     assert np.all(np.abs(out - row) <= 4 * np.spacing(np.abs(row)))
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_eager_jit_and_vmap_agree(name):
-    x = np.stack([spread_rows(8, 12, seed) for seed in range(3)])
+    x = np.stack([spread_rows(11, 12, seed) for seed in range(3)])
     rule = RULES[name].build(2)
-    problems = jax.jit(jax.vmap(functools.partial(aggregate, rule)))(x)
+    problems = quick_jit(jax.vmap(functools.partial(aggregate, rule)))(x)
     assert problems.dtype == jnp.float32
     jitted = [compiled(name, 2)(one) for one in x]
     close(problems, jitted, oracles.tolerance(x[0]))
@@ -185,15 +122,20 @@ def test_eager_jit_and_vmap_agree(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_equivariance(name):
-    x, run = spread_rows(8, 12), compiled(name, 2)
+    x, rule = spread_rows(11, 12), RULES[name]
+    run = compiled(name, 2)
     base, tol = run(x), oracles.tolerance(x)
-    order = np.random.default_rng(3).permutation(8)
-    close(run(x[order]), base, tol)
-    shift = np.linspace(-8, 8, 12, dtype=np.float32)
-    close(run(x + shift[None]), base + shift, oracles.tolerance(x + shift) + tol)
+    if rule.permutes:
+        order = np.random.default_rng(3).permutation(11)
+        close(run(x[order]), base, tol)
+    if rule.translates:
+        shift = np.linspace(-8, 8, 12, dtype=np.float32)
+        moved = run(x + shift[None])
+        close(moved, base + shift, oracles.tolerance(x + shift) + tol)
     close(run(-x), -base, tol)
     for scale in (2.0**-40, 2.0**20):
-        np.testing.assert_array_equal(run(x * scale), base * scale)
+        if rule.scales:
+            np.testing.assert_array_equal(run(x * scale), base * scale)
 
 
 # --- dtypes --------------------------------------------------------------------
@@ -202,11 +144,11 @@ def test_equivariance(name):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", RULES)
 def test_keeps_the_dtype_and_computes_in_float32(name, dtype):
-    x = jnp.asarray(spread_rows(7, 12), dtype)
+    x = jnp.asarray(spread_rows(11, 12), dtype)
     out = compiled(name, 2)(split(x))
     assert {leaf.dtype for leaf in jax.tree.leaves(out)} == {jnp.dtype(dtype)}
     wide = RULES[name].oracle(np.asarray(x, np.float64), 2)
-    if RULES[name].mixes:
+    if "+" in name or name == "bulyan":
         # The mixed rows are stored in the leaf's dtype once.
         close(join(out), wide, 2 * float(jnp.finfo(dtype).eps) * np.abs(x).max())
     else:
@@ -215,7 +157,8 @@ def test_keeps_the_dtype_and_computes_in_float32(name, dtype):
 
 @pytest.mark.parametrize("name", RULES)
 def test_float64_stays_float64(name):
-    x = np.random.default_rng(4).normal(size=(7, 12)) + 1e5
+    x = np.random.default_rng(4).normal(size=(11, 12))
+    x += 1e5 if RULES[name].translates else 0
     with jax.enable_x64(True):
         out = compiled(name, 2)(split(jnp.asarray(x)))
         assert {leaf.dtype for leaf in jax.tree.leaves(out)} == {jnp.dtype("float64")}
@@ -235,36 +178,48 @@ BAD = {
 
 
 def poisoned(n, f, value, seed=5):
-    """Return rows with f bad ones at random places, and the honest rows."""
+    """Return rows with f bad ones at random places (not 0: MoNNA trusts it)."""
     x = spread_rows(n, 12, seed) + 3
     bad = np.zeros(n, bool)
-    bad[np.random.default_rng(seed).choice(n, f, replace=False)] = True
+    bad[1 + np.random.default_rng(seed).choice(n - 1, f, replace=False)] = True
     x[bad] = value
     return x, bad
 
 
-@pytest.mark.parametrize(("n", "f"), [(7, 3), (70, 9)])
+def allowed(name, honest, zeros=False):
+    """Return the rows whose range no coordinate of the result may leave."""
+    zeros |= RULES[name].inside == "origin"
+    return np.concatenate([honest, np.zeros((1, honest.shape[1]))]) if zeros else honest
+
+
+@pytest.mark.parametrize(("n", "f"), [(11, 5), (70, 9)])
 @pytest.mark.parametrize("name", ROBUST)
 def test_f_bad_rows_are_survived(name, n, f):
+    if RULES[name].search and n > 11:
+        return
+    f = budget(name, n, f)
     run = compiled(name, f)
     for kind, value in BAD.items():
         x, bad = poisoned(n, f, value)
         out, honest = run(x), x[~bad]
-        # Mixing may take a near row of zeros for an honest one, never a far row.
-        span = np.concatenate([honest, np.zeros((1, 12))]) if kind == "0" else honest
+        # A rule that picks rows may take a near row of zeros for an honest one.
+        near_zeros = kind == "0" and RULES[name].inside != "coordinates"
+        span = allowed(name, honest, near_zeros)
         tol = oracles.tolerance(honest)
+        if name in ("geometric_median", "clip+geometric_median"):
+            tol = np.ptp(honest)  # bounded, not inside: every row pulls
         assert np.all(out >= span.min(0) - tol), (kind, out)
         assert np.all(out <= span.max(0) + tol), (kind, out)
     for copied in range(2):
         x, bad = poisoned(n, f, 0.0)
         x[bad] = x[~bad][copied]
-        out = run(x)
-        assert np.all(out >= x.min(0) - 1e-5) and np.all(out <= x.max(0) + 1e-5)
+        out, span = run(x), allowed(name, x)
+        assert np.all(out >= span.min(0) - 1e-5) and np.all(out <= span.max(0) + 1e-5)
 
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_bad_entries_need_not_fill_a_row(name):
-    x = spread_rows(8, 12)
+    x = spread_rows(11, 12)
     x[1, 4], x[5, 0] = np.nan, -np.inf
     out = np.asarray(compiled(name, 2)(x))
     close(out, RULES[name].oracle(x, 2), oracles.tolerance(np.delete(x, [1, 5], 0)))
@@ -272,10 +227,11 @@ def test_bad_entries_need_not_fill_a_row(name):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("name", [name for name in ROBUST if RULES[name].gives_up])
 def test_more_than_f_non_finite_rows_give_nan(name, value):
-    f = 3 if name == "median" else 2  # the median itself breaks at half of the rows
-    x, _ = poisoned(7 if name == "median" else 8, f + 1, value)
+    # The median's own breakdown is at half of the rows.
+    f = 5 if name == "median" else 2
+    x, _ = poisoned(11, f + 1, value)
     assert np.all(np.isnan(compiled(name, f)(x)))
 
 
@@ -301,41 +257,49 @@ def test_a_masked_row_is_a_removed_row(name, n, content):
     x = spread_rows(n, 12)
     mask = np.random.default_rng(6).random(n) < 0.7
     x[~mask] = content
-    run = compiled(name, 2)
+    if n > 12 and (RULES[name].search or name not in FEW):
+        return
+    f = budget(name, int(mask.sum()), 2)
+    run = compiled(name, f)
     out = join(run(split(x), mask=mask)) if n == 12 else run(x, mask=mask)
-    close(out, RULES[name].oracle(x[mask], 2), oracles.tolerance(x[mask]))
+    close(out, RULES[name].oracle(x[mask], f), oracles.tolerance(x[mask]))
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_nobody_present_gives_nan(name):
-    out = compiled(name, 2)(split(spread_rows(12, 12)), mask=np.zeros(12, bool))
+    f = budget(name, 8, 2)
+    out = compiled(name, f)(split(spread_rows(12, 12)), mask=np.zeros(12, bool))
     assert np.all(np.isnan(join(out)))
 
 
 @pytest.mark.parametrize("name", BY_BUDGET)
 def test_traced_f_equals_python_f(name):
-    x = spread_rows(8, 12)
-    run = jax.jit(jax.vmap(lambda f: aggregate(RULES[name].build(f), x)))
-    outs = run(jnp.arange(-1, 10))
-    for f, out in zip(range(-1, 10), outs, strict=True):
-        if 0 <= f < 4:
-            close(out, RULES[name].oracle(x, f), oracles.tolerance(x))
-        else:
+    x, rule = spread_rows(11, 12), RULES[name]
+    run = quick_jit(jax.vmap(lambda f: aggregate(rule.build(f), x)))
+    outs = run(jnp.arange(-1, 13))
+    # A traced f is held to what the formula needs; Krum's n >= 2f + 3 is a check.
+    limit = 4 if name == "bulyan" else 2
+    for f, out in zip(range(-1, 13), outs, strict=True):
+        if 0 <= f and rule.least(f) <= 11:
+            close(out, rule.oracle(x, f), oracles.tolerance(x))
+        elif f < 0 or limit * f >= 11:
             assert np.all(np.isnan(out))
     close(outs[3], compiled(name, 2)(x), oracles.tolerance(x))
 
 
 @pytest.mark.parametrize("name", BY_BUDGET)
 def test_traced_f_and_mask(name):
-    x, mask = spread_rows(8, 12), np.array([1, 1, 0, 1, 0, 1, 1, 1], bool)
+    x, mask = spread_rows(12, 12), np.arange(12) != 3
+    mask[7] = mask[1] = False
     x[~mask] = np.nan
-    run = jax.jit(lambda x, f, mask: aggregate(RULES[name].build(f), x, mask=mask))
-    for f in range(3):
+    run = quick_jit(lambda x, f, mask: aggregate(RULES[name].build(f), x, mask=mask))
+    for f in range(budget(name, 9, 4) + 1):
         expected = RULES[name].oracle(x[mask], f)
         close(run(x, f, mask), expected, oracles.tolerance(x[mask]))
-    assert np.all(np.isnan(run(x, 3, mask)))
+    assert np.all(np.isnan(run(x, 5, mask)))
     # A Python f that only the mask makes too large cannot raise either.
-    assert np.all(np.isnan(compiled(name, 3)(x, mask=mask)))
+    most, few = budget(name, 12, 9), np.arange(12) < 2
+    assert np.all(np.isnan(compiled(name, most)(x, mask=few)))
 
 
 # --- the optax contract ----------------------------------------------------------
@@ -343,10 +307,10 @@ def test_traced_f_and_mask(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_state_rides_in_scan_and_compiles_once(name):
-    x = split(jnp.asarray(spread_rows(5, 12)))
+    x = split(jnp.asarray(spread_rows(7, 12)))
     aggregator, traces = RULES[name].build(1), []
 
-    @jax.jit
+    @quick_jit
     def step(state, updates):
         traces.append(None)
         out, state = aggregator.update(updates, state, params_of(updates))
@@ -361,21 +325,22 @@ def test_state_rides_in_scan_and_compiles_once(name):
     )
     state, first = step(state, x)
     state, second = step(state, jax.tree.map(lambda u: u + 1, x))
-    assert len(traces) == 1 and step._cache_size() == 1
+    assert len(traces) == 1 and step.cache_size() == 1
     several = jax.tree.map(lambda a, b: jnp.stack([a, b]), x, x)
     _, outs = jax.lax.scan(step, state, several)
-    close(join(jax.tree.map(lambda u: u[0], outs)), join(first), 1e-6)
+    if not jax.tree.leaves(state):  # else it starts from where it was
+        close(join(jax.tree.map(lambda u: u[0], outs)), join(first), 1e-6)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_stands_in_a_chain_with_adam(name):
-    x = split(jnp.asarray(spread_rows(5, 12)))
+    x = split(jnp.asarray(spread_rows(8, 12)))
     params, aggregator = params_of(x), RULES[name].build(1)
     assert isinstance(aggregator, jaxfed.Aggregator)
     tx, adam = optax.chain(aggregator, optax.adam(0.1)), optax.adam(0.1)
-    mask = jnp.arange(5) < 4
+    mask = jnp.arange(8) < 7
 
-    @jax.jit
+    @quick_jit
     def both(x):
         step, _ = tx.update(
             x, tx.init(params), params, mask=mask, unknown=1, byzantine=None
@@ -389,18 +354,23 @@ def test_stands_in_a_chain_with_adam(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_weights_are_honoured_or_refused(name):
-    x, weights = spread_rows(5, 12), np.array([3, 0, 1, 1, 2], np.float32)
+    x, weights = spread_rows(7, 12), np.array([3, 0, 1, 1, 2, 1, 1], np.float32)
+    rule = RULES[name].build(1)
     if RULES[name].weighted:
         x[1] = np.nan
-        out = aggregate(RULES[name].build(1), split(x), weights=weights)
-        close(join(out), oracles.mean(x, weights.tolist()), oracles.tolerance(x[2:]))
-        mask = np.array([1, 0, 1, 0, 1], bool)
-        out = aggregate(mean(), x, weights=np.ones(5), mask=mask)
-        close(out, oracles.mean(x[mask]), 1e-6)
-        assert np.all(np.isnan(aggregate(mean(), x, weights=np.zeros(5))))
+        out = aggregate(rule, split(x), weights=weights)
+        repeated = np.repeat(x, weights.astype(int), axis=0)
+        expected = RULES[name].oracle(repeated, 1)
+        close(join(out), expected, oracles.tolerance(repeated))
+        mask = np.array([1, 0, 1, 0, 1, 1, 1], bool)
+        out = aggregate(rule, x, weights=np.ones(7), mask=mask)
+        close(out, RULES[name].oracle(x[mask], 1), oracles.tolerance(x[mask]))
+        assert np.all(np.isnan(aggregate(rule, x, weights=np.zeros(7))))
+        with pytest.raises(ValueError, match="weights must have one entry for each"):
+            aggregate(rule, x, weights=np.ones(8))
     else:
         with pytest.raises(ValueError, match="no weighted form"):
-            aggregate(RULES[name].build(1), x, weights=weights)
+            aggregate(rule, x, weights=weights)
 
 
 @pytest.mark.parametrize("name", ["trimmed_mean", "nnm+trimmed_mean"])
@@ -410,7 +380,7 @@ def test_works_under_inject_hyperparams(name):
         lambda num_byzantine: RULES[name].build(num_byzantine)
     )
     tx = factory(num_byzantine=2)
-    out, _ = jax.jit(tx.update)(x, tx.init(x[0]))
+    out, _ = quick_jit(tx.update)(x, tx.init(x[0]))
     close(out, compiled(name, 2)(x), oracles.tolerance(x))
 
 
@@ -421,14 +391,19 @@ def test_works_under_inject_hyperparams(name):
 def test_errors_name_the_argument(name):
     build = RULES[name].build
     x = spread_rows(6, 12)
-    if RULES[name].declares:
+    if name != "mean":
         with pytest.raises(ValueError, match="num_byzantine must be at least 0"):
             build(-1)
         with pytest.raises(TypeError, match="num_byzantine must be a Python int"):
             build(1.5)
         with pytest.raises(ValueError, match=r"0 <= f < n/2, got f=3, n=6"):
             jax.eval_shape(functools.partial(aggregate, build(3)), x)
-    rule = build(2)
+    f = 2
+    while RULES[name].least(f) > 6:
+        with pytest.raises(ValueError, match=f"needs n >= . num_byzantine.*n=6.*={f}"):
+            jax.eval_shape(functools.partial(aggregate, build(f)), x)
+        f -= 1
+    rule = build(f)
     with pytest.raises(TypeError, match=r"updates\['a'\] must be floating point"):
         aggregate(rule, {"a": np.zeros((6, 2), np.int32), "b": x})
     with pytest.raises(ValueError, match=r"updates\['b'\] has 5 rows"):
@@ -449,19 +424,14 @@ def test_errors_name_the_argument(name):
         aggregate(rule, x, mask=np.ones(5, bool))
 
 
-def test_weights_of_the_wrong_length_are_refused():
-    with pytest.raises(ValueError, match="weights must have one entry for each of the"):
-        aggregate(mean(), spread_rows(6, 3), weights=np.ones(7))
-
-
 # --- devices ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_sharded_over_four_devices(name):
-    x, mesh = spread_rows(8, 16), sharding.client_mesh()
+    x, mesh = spread_rows(12, 16), sharding.client_mesh()
     assert mesh.size == 4
-    tree = {"a": x, "b": x[:, :8].reshape(8, 4, 2) + 1}
+    tree = {"a": x, "b": x[:, :8].reshape(12, 4, 2) + 1}
     whole = compiled(name, 2)(tree)
     clients = sharding.shard_clients(tree, mesh)
     columns = jax.device_put(tree, NamedSharding(mesh, P(None, "clients")))
@@ -476,32 +446,38 @@ def test_sharded_over_four_devices(name):
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_agree_with_finite_differences(name):
     rng = np.random.default_rng(7)
-    x, direction = rng.normal(size=(6, 4)), rng.normal(size=4)
+    x, direction = rng.normal(size=(7, 4)), rng.normal(size=4)
     with jax.enable_x64(True):
+        rule = RULES[name].build(1)
 
-        @jax.jit
+        @quick_jit
         def value(x):
-            return jnp.vdot(direction, aggregate(RULES[name].build(1), x))
+            return jnp.vdot(direction, aggregate(rule, x))
 
-        grad = np.asarray(jax.jit(jax.grad(value))(x))
-        for i, j in np.ndindex(6, 4):
+        grad = np.asarray(quick_jit(jax.grad(value))(x))
+        for i, j in np.ndindex(7, 4):
             step = np.zeros_like(x)
             step[i, j] = 1e-5
             slope = float(value(x + step) - value(x - step)) / 2e-5
-            assert abs(grad[i, j] - slope) < 1e-8
+            assert abs(grad[i, j] - slope) < 1e-7
 
 
-@pytest.mark.parametrize("n", [7, 70])
+@pytest.mark.parametrize("n", [11, 70])
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_are_finite_with_bad_rows(name, n):
+    if n > 11 and name not in FEW:
+        return
+    if n > 11 and RULES[name].search:
+        return
     run = compiled(name, 2)
-    grad = jax.jit(jax.grad(lambda x: jnp.sum(jnp.square(run(x)))))
+    grad = quick_jit(jax.grad(lambda x: jnp.sum(jnp.square(run(x)))))
+    far = RULES[name].inside == "coordinates" or name in ("krum", "bulyan", "caf")
     for value in BAD.values():
         x, bad = poisoned(n, 2, value)
         if RULES[name].robust:
             slopes = grad(x)
             assert np.all(np.isfinite(slopes))
-            if abs(value) > 0:
+            if abs(value) > 0 and far:
                 assert not np.any(slopes[bad])
         else:
             assert np.all(np.isfinite(jax.jacobian(run)(x)))
@@ -510,25 +486,36 @@ def test_gradients_are_finite_with_bad_rows(name, n):
 # --- inspect ---------------------------------------------------------------------
 
 
+def inspected(name, x, **extra):
+    rule = RULES[name].build(2)
+    return quick_jit(rule.inspect)(x, rule.init(x[0]), **extra)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_inspect_weights_sum_to_one(name):
-    rule, x = RULES[name].build(2), spread_rows(9, 12)
-    look = jax.jit(rule.inspect)
-    mask, byzantine = np.arange(9) != 3, np.arange(9) >= 7
-    info = look(x, rule.init(x[0]), mask=mask, byzantine=byzantine)
-    assert info.weights.shape == (9,) and np.all(info.weights >= 0)
+    rule, x = RULES[name].build(2), spread_rows(12, 12)
+    mask, byzantine = np.arange(12) != 3, np.arange(12) >= 10
+    extra = {"mask": mask, "byzantine": byzantine}
+    info = inspected(name, x, **extra)
+    assert info.weights.shape == (12,) and np.all(info.weights >= 0)
     assert info.weights[3] == 0
-    assert abs(float(info.weights.sum()) - 1) < 1e-6
-    assert abs(float(info.influence) - float(info.weights[7:].sum())) < 1e-6
+    total = float(info.weights.sum())
+    if RULES[name].inside == "origin" and name != "cge":
+        assert 0 < total <= 1 + 1e-6  # the rest came from the origin or the centre
+    else:
+        assert abs(total - 1) < 3e-6
+    assert abs(float(info.influence) - float(info.weights[10:].sum())) < 1e-6
+    out, _, same = quick_jit(rule.observe)(x, rule.init(x[0]), x[0], **extra)
+    close(same.weights, info.weights, 1e-6)
+    close(out, compiled(name, 2)(x, mask=mask), 1e-6)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [n for n in RULES if n != "sign_majority"])
 def test_inspect_weights_give_the_aggregate_of_one_column(name):
-    x = spread_rows(9, 1, seed=8)
+    x = spread_rows(12, 1, seed=8)
     x[2], x[5] = -np.inf, np.nan
     x = x if RULES[name].robust else np.abs(np.nan_to_num(x, posinf=0, neginf=0))
-    rule = RULES[name].build(2)
-    info = jax.jit(rule.inspect)(x, rule.init(x[0]))
+    info = inspected(name, x)
     assert np.isnan(info.influence)
     weighted = info.weights @ np.where(np.isfinite(x), x, 0)
     close(weighted, compiled(name, 2)(x), 1e-5)
@@ -551,12 +538,21 @@ COLUMN = np.array([[0.0], [1.0], [2.0], [3.0], [100.0]], np.float32)
         ("nnm+median", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
         ("nnm+trimmed_mean", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
         ("nnm+nnm+median", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
+        # The median is 2: 0 and 100 are furthest, and only 100 goes.
+        ("meamed", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
+        # Half of the signs agree with the majority's, 0 does not.
+        ("sign_majority", COLUMN, [0, 0.25, 0.25, 0.25, 0.25]),
+        # Two nearest others: 1 + 4, 1 + 1, 1 + 1, 1 + 4; row 1 comes first.
+        ("krum", COLUMN, [0, 1, 0, 0, 0]),
+        ("multi_krum", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
+        ("cge", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
+        ("smea", COLUMN, [0.25, 0.25, 0.25, 0.25, 0]),
     ],
 )
 def test_inspect_by_hand(name, x, expected):
     rule = RULES[name].build(1)
     byzantine = np.arange(len(x)) == len(x) - 1
-    info = jax.jit(rule.inspect)(x, rule.init(x[0]), byzantine=byzantine)
+    info = quick_jit(rule.inspect)(x, rule.init(x[0]), byzantine=byzantine)
     close(info.weights, expected, 1e-6)
     close(info.influence, expected[-1], 1e-6)
 
@@ -573,14 +569,19 @@ def test_inspect_of_a_weighted_mean():
 # --- composition -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [mean, median, lambda: trimmed_mean(2)])
-@pytest.mark.parametrize("stages", [1, 2])
+STAGES = {"nnm": lambda: nnm(2), "clip": lambda: clip(4.0), "arc": lambda: arc(2)}
+
+
+@pytest.mark.parametrize(
+    "rule", [mean, median, lambda: trimmed_mean(2), lambda: krum(2)]
+)
+@pytest.mark.parametrize("stages", ["nnm", "nnm+nnm", "clip+nnm", "arc+clip+nnm"])
 def test_compose_equals_chain(rule, stages):
     x, mask = spread_rows(9, 12), np.arange(9) != 4
-    pres = [nnm(2) for _ in range(stages)]
+    pres = [STAGES[name]() for name in stages.split("+")]
     fused, link = compose(*pres, rule()), optax.chain(*pres, rule())
 
-    @jax.jit
+    @quick_jit
     def both(x):
         chained, _ = link.update(x, link.init(x[0]), x[0], mask=mask)
         return aggregate(fused, x, mask=mask), chained
@@ -596,16 +597,16 @@ def test_mixing_before_a_mean_stores_no_second_copy_of_the_updates():
 
 
 def temporary_bytes(name, x):
-    analysis = compiled(name, 4).lower(x).compile().memory_analysis()
+    run = jax.jit(functools.partial(aggregate, RULES[name].build(4)))
+    analysis = run.lower(x).compile().memory_analysis()
     return analysis.temp_size_in_bytes
 
 
-@pytest.mark.parametrize("name", ["mean", "median", "trimmed_mean"])
-@pytest.mark.parametrize(("n", "copies"), [(20, 0), (64, 0), (100, 1)])
-def test_coordinate_wise_rules_store_at_most_one_sorted_copy(name, n, copies):
-    x = jax.ShapeDtypeStruct((n, 50_000), jnp.float32)
-    copies = 0 if name == "mean" else copies
-    assert temporary_bytes(name, x) < (copies + 0.1) * 4 * n * 50_000
+@pytest.mark.parametrize("name", ["mean", "median", "trimmed_mean", "meamed", "krum"])
+@pytest.mark.parametrize("n", [20, 64, 100])
+def test_rules_store_no_copy_of_the_updates(name, n):
+    x = jax.ShapeDtypeStruct((n, 200_000), jnp.float32)
+    assert temporary_bytes(name, x) < 0.15 * 4 * n * 200_000
 
 
 def test_compose_refuses_other_links():
@@ -620,6 +621,8 @@ def test_compose_refuses_other_links():
     rule = median()
     assert compose(rule) is rule
     assert compose(nnm(2), rule).num_byzantine == 2
+    nested = compose(nnm(2), compose(clip(1.0), rule))
+    assert len(nested.stages) == 3 and nested.stages[-1] is rule
 
 
 # --- property tests --------------------------------------------------------------
@@ -644,18 +647,23 @@ def problems(draw):
 @given(problem=problems())
 def test_any_values_any_bad_rows(name, problem):
     x, f, bad = problem
-    rule, out = RULES[name], compiled(name, f)(x)
+    rule, f = RULES[name], budget(name, len(x), f)
+    bad = bad[:f]
+    x[problem[2][f:]] = 1.0
+    out = compiled(name, f)(x)
     honest = np.delete(x, bad, axis=0)
     if rule.robust:
         assert np.all(np.isfinite(out))
         near = x[np.isfinite(x).all(1) & (np.abs(x) < 1e5).all(1)]
-        tol = oracles.tolerance(near)
-        assert np.all(out >= near.min(0) - tol) and np.all(out <= near.max(0) + tol)
-    if name in ("median", "trimmed_mean"):
+        span, tol = allowed(name, near), oracles.tolerance(near)
+        if "geometric_median" in name:
+            tol = 20.0
+        assert np.all(out >= span.min(0) - tol) and np.all(out <= span.max(0) + tol)
+    if name in COORDINATES:
         tol = oracles.tolerance(honest)
         assert np.all(out >= honest.min(0) - tol)
         assert np.all(out <= honest.max(0) + tol)
-    if name.count("nnm") < 2 and len(bad) == 0:
+    if rule.clear and len(bad) == 0:
         close(out, rule.oracle(x, f), oracles.tolerance(x))
-    elif name == "nnm+median":
+    elif name in ("nnm+median", "meamed", "phocas", "krum", "mda"):
         close(out, rule.oracle(x, f), oracles.tolerance(near))

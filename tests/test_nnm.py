@@ -13,6 +13,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import quick_jit
 
 from jaxfed import attacks, naming, reductions
 from jaxfed.aggregators import compose, mean, median
@@ -22,19 +23,19 @@ from jaxfed.preaggregators import nnm
 SHEET = [(21, 1), (25, 5), (28, 8), (30, 10), (25, 10)]
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(quick_jit, static_argnums=1)
 def mixed(x, f, **extra):
     link = nnm(f)
     return link.update(x, link.init(x[0]), x[0], **extra)[0]
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(quick_jit, static_argnums=1)
 def nnm_median(x, f, **extra):
     rule = compose(nnm(f), median())
     return rule.update(x, rule.init(None), **extra)[0]
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(quick_jit, static_argnums=1)
 def neighbour_sets(x, f):
     return reductions.nnm_matrix(reductions.geometry(x, f), f) > 0
 
@@ -122,7 +123,7 @@ def test_row_13_guarantee_of_nnm_and_median():
     x, masks, fs, honest = batch_of_problems(per_kind=30, d=6)
     assert len(x) >= 1000
     rule = jax.vmap(lambda x, f, m: nnm_median.__wrapped__(x, f, mask=m))
-    program = jax.jit(rule)
+    program = quick_jit(rule)
     out = np.asarray(program(x, fs, masks), np.float64)
     rows = np.where(honest[..., None], x, 0).astype(np.float64)
     size = honest.sum(1)
@@ -230,7 +231,7 @@ def test_absent_rows_are_not_drawn_on_and_become_zero():
 
 
 def test_matrix_of_too_many_byzantine_clients_is_nan():
-    @jax.jit
+    @quick_jit
     def matrix(f):
         x = np.eye(4, dtype=np.float32)
         return reductions.nnm_matrix(reductions.geometry(x, 1), f)
@@ -275,7 +276,7 @@ def test_mean_behind_mixing_is_weighted_by_popularity():
     """One row is the neighbour of k rows: it has weight k / (n (n - f))."""
     x = np.random.default_rng(8).normal(size=(9, 5)).astype(np.float32)
     rule = compose(nnm(3), mean())
-    info = jax.jit(rule.inspect)(x, rule.init(x[0]))
+    info = quick_jit(rule.inspect)(x, rule.init(x[0]))
     near = [oracles.neighbours(x, i, 3) for i in range(9)]
     popularity = np.bincount(np.concatenate(near), minlength=9)
     np.testing.assert_allclose(info.weights, popularity / 54, atol=1e-7)
@@ -284,7 +285,7 @@ def test_mean_behind_mixing_is_weighted_by_popularity():
 def test_a_traced_fraction_of_a_client_is_refused():
     for rule in ("trimmed_mean", "nnm+median"):
         with pytest.raises(TypeError, match="num_byzantine must be an integer"):
-            jax.jit(lambda f, rule=rule: naming.make_aggregator(rule, f))(1.5)
+            quick_jit(lambda f, rule=rule: naming.make_aggregator(rule, f))(1.5)
 
 
 def test_leaves_without_entries():

@@ -19,8 +19,21 @@ _QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": Fa
 
 
 def quick_jit(fun, **options):
-    """``jax.jit`` for short runs, where this version of XLA has the options."""
-    return jax.jit(fun, compiler_options=_compiler_options(), **options)
+    """``jax.jit`` for short runs, where this version of XLA has the options.
+
+    Inside of another transformation it is ``fun`` itself: a part of a program cannot
+    have options of its own.
+    """
+    fast = jax.jit(fun, compiler_options=_compiler_options(), **options)
+
+    @functools.wraps(fun)
+    def call(*args, **kwargs):
+        leaves = jax.tree.leaves((args, kwargs))
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        return (fun if traced else fast)(*args, **kwargs)
+
+    call.lower, call.cache_size = fast.lower, fast._cache_size
+    return call
 
 
 @functools.cache

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From reductions to optax links, and the fusion of stages that share a geometry."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxfed import _tree, _validate
-from jaxfed._base import Aggregator, Info, PreAggregator
-from jaxfed.reductions import _gram, _sorted
+from jaxfed._base import Aggregator, Geometric, Info, PreAggregator
+from jaxfed.reductions import _gram
 
 
 def _empty(params):
@@ -32,59 +34,42 @@ def refuse_weights(weights, name):
         )
 
 
-def coordinatewise(name, ranks, num_byzantine=None) -> Aggregator:
-    """Lift the mean of a window of sorted ranks to a stateless aggregator.
+def mixing(
+    matrix, num_byzantine=None, *, anchors=(), init=_empty, drops=False
+) -> PreAggregator:
+    """Lift ``(Geometry, state) -> (matrix, state)`` to a pre-aggregator."""
+
+    def update(updates, state, params=None, *, mask=None, weights=None, **extra):
+        refuse_weights(weights, "a mixing pre-aggregator")
+        _validate.stacked(updates, params)
+        fused = _Fusion((stage,), updates, (state,), mask, extra)
+        return fused.mixed(), fused.states[0]
+
+    stage = PreAggregator(
+        init,
+        update,
+        mixing=matrix,
+        num_byzantine=num_byzantine,
+        anchors=anchors,
+        drops=drops,
+    )
+    return stage
+
+
+def geometric(
+    name, weigh, num_byzantine=None, *, init=_empty, **attributes
+) -> Aggregator:
+    """Lift a rule of pairwise inner products to an aggregator.
 
     Args:
       name: for error messages.
-      ranks: ``(number of present clients) -> (low, high)``, the window
-        ``low <= rank < high`` of every sorted column.
+      weigh: ``(Geometry, state, weights) -> ([n + anchors] weights, state)``.
       num_byzantine: declared budget, None if the rule has none.
+      init: ``(params) -> state``.
+      **attributes: the other fields of :class:`Geometric`.
     """
-
-    def window(updates, params, mask):
-        n = _validate.stacked(updates, params)
-        _validate.majority(num_byzantine, n)
-        mask = _validate.flags("mask", mask, n)
-        return (*ranks(_sorted.present_count(n, mask)), mask)
-
-    def reduce(updates, mask, params=None):
-        return _sorted.map_window(updates, *window(updates, params, mask))
-
-    def update(updates, state, params=None, *, mask=None, weights=None, **extra):
-        del extra
-        refuse_weights(weights, name)
-        return reduce(updates, mask, params), state
-
-    def inspect(updates, state=None, *, mask=None, byzantine=None, **extra):
-        del state, extra
-        low, high, mask = window(updates, None, mask)
-        share = sum(
-            jnp.sum(_sorted.window_weights(x, low, high, mask), range(1, x.ndim))
-            for x in jax.tree.leaves(updates)
-        )
-        return info(share / jnp.sum(share), byzantine)
-
-    return Aggregator(
-        _empty, update, inspect=inspect, num_byzantine=num_byzantine, reduce=reduce
-    )
-
-
-def mixing(matrix, num_byzantine) -> PreAggregator:
-    """Lift ``Geometry -> [m, n] matrix`` to a stateless pre-aggregator."""
-
-    def mix(geometry, state):
-        return matrix(geometry), state
-
-    def update(updates, state, params=None, *, mask=None, weights=None, **extra):
-        del extra
-        refuse_weights(weights, "a mixing pre-aggregator")
-        _validate.stacked(updates, params)
-        geometry = _gram.geometry(updates, num_byzantine, mask=mask)
-        m, state = mix(geometry, state)
-        return _tree.mix(m, updates, geometry.medoid(), geometry.usable), state
-
-    return PreAggregator(_empty, update, mixing=mix, num_byzantine=num_byzantine)
+    spec = Geometric(weigh, **attributes)
+    return _fuse((), spec, name, num_byzantine, init)
 
 
 def compose(*stages) -> Aggregator:
@@ -120,43 +105,128 @@ def compose(*stages) -> Aggregator:
         raise TypeError(f"the last stage must be an aggregator, got {rule!r}.")
     if not pres:
         return rule
+    stages = (*pres, *rule.stages)
+    *pres, rule = stages
     budgets = [s.num_byzantine for s in stages if s.num_byzantine is not None]
-    f = budgets[0] if budgets else None
 
     def init(params):
         return tuple(stage.init(params) for stage in stages)
 
-    def mix(updates, states, mask):
-        geometry = first = _gram.geometry(updates, f, mask=mask)
-        matrix, new_states = None, []
+    f = budgets[0] if budgets else None
+    return _fuse(tuple(pres), rule, "a composed rule", f, init, stages)
+
+
+class _Fusion:
+    """One pass over the updates for all stages: matrices, geometries, new states."""
+
+    def __init__(self, pres, updates, states, mask, extra, rule=None, f=None):
+        spec = Geometric(None) if rule is None else rule
+        wanted = [a for stage in (*pres, spec) for a in stage.anchors]
+        anchors = {a: None for a in ("origin", "reference") if a in wanted}
+        if "reference" in anchors:
+            anchors["reference"] = spec.reference(states[-1], extra)
+            one = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], x.dtype), updates
+            )
+            _validate.like(anchors["reference"], one, "reference")
+        self.updates, self.point = updates, anchors.get("reference")
+        self.about_origin = spec.about_origin and not pres
+        budgets = [s.num_byzantine for s in pres if s.num_byzantine is not None]
+        self.first = self.last = _gram.geometry(
+            updates,
+            budgets[0] if f is None and budgets else f,
+            mask=mask,
+            anchors=anchors,
+            about_origin=self.about_origin,
+        )
+        self.matrix, self.states = None, []
         for stage, state in zip(pres, states, strict=False):
-            m, state = stage.mixing(geometry, state)
-            matrix = m if matrix is None else _gram.product(m, matrix)
-            geometry = first.mixed(matrix)
-            new_states.append(state)
-        return matrix, first, geometry, new_states
+            m, state = stage.mixing(self.last, state)
+            self.matrix = m if self.matrix is None else self.through(m)
+            self.last = self.first.mixed(self.matrix)
+            self.states.append(state)
+        drops = any(stage.drops for stage in pres)
+        self.present = self.last.present if drops or mask is not None else None
 
-    def update(updates, state, params=None, *, mask=None, weights=None, **extra):
-        refuse_weights(weights, "a composed rule")
+    def through(self, weights):
+        """Return weights on the last stage's rows as weights on the first's."""
+        if self.matrix is None:
+            return weights
+        first = self.first
+        anchors = jnp.eye(len(first.anchors), first.gram.shape[0], first.n)
+        full = jnp.concatenate([self.matrix, anchors.astype(self.matrix.dtype)])
+        return _gram.product(weights, full)
+
+    def mixed(self):
+        """Return the updates behind all stages, stacked."""
+        first, matrix = self.first, self.matrix
+        total = None
+        if first.anchors:
+            total = jnp.sum(matrix[:, : first.n], axis=1)
+        return _tree.mix(
+            matrix[:, : first.n], self.updates, first.medoid(), first.usable, total
+        )
+
+    def combined(self, weights):
+        """Return the affine combination of updates and anchors."""
+        first, total, point = self.first, 1, None
+        if "origin" in first.anchors:
+            total = 1 - weights[first.index("origin")]
+        if "reference" in first.anchors:
+            point = weights[first.index("reference")], self.point
+        origin = None if self.about_origin else first.medoid()
+        return _tree.combine(weights[: first.n], self.updates, origin, total, point)
+
+
+def _fuse(pres, rule, name, f, init, stages=None) -> Aggregator:
+    """Build the aggregator of stages before a :class:`Geometric` or another rule."""
+    spec = rule if isinstance(rule, Geometric) else rule.geometric
+    pick = (lambda state: state) if stages is None else (lambda state: state[-1])
+
+    def run(
+        look,
+        updates,
+        state,
+        params=None,
+        *,
+        mask=None,
+        weights=None,
+        byzantine=None,
+        **extra,
+    ):
+        if stages is not None or spec is None or not spec.weighted:
+            refuse_weights(weights, name)
         _validate.stacked(updates, params)
-        matrix, first, geometry, new = mix(updates, state, mask)
-        if rule.row_weights is not None:
-            w, last = rule.row_weights(geometry, state[-1])
-            w = _gram.product(w, matrix)
-            return _tree.combine(w, updates, first.medoid()), (*new, last)
-        mixed = _tree.mix(matrix, updates, first.medoid(), first.usable)
-        mask = None if mask is None else geometry.present
-        out, last = rule.update(mixed, state[-1], params, mask=mask, **extra)
-        return out, (*new, last)
-
-    def inspect(updates, state, *, mask=None, byzantine=None, **extra):
-        matrix, first, geometry, _ = mix(updates, state, mask)
-        if rule.row_weights is not None:
-            w, _ = rule.row_weights(geometry, state[-1])
+        states = (state,) if stages is None else state
+        fused = _Fusion(pres, updates, states, mask, extra, spec, f)
+        if spec is None:
+            mixed, extra["mask"] = fused.mixed(), fused.present
+            out, new = rule.update(mixed, pick(state), params, **extra)
+            w = rule.inspect(mixed, pick(state), **extra).weights if look else None
         else:
-            mixed = _tree.mix(matrix, updates, first.medoid(), first.usable)
-            mask = None if mask is None else geometry.present
-            w = rule.inspect(mixed, state[-1], mask=mask, **extra).weights
-        return info(_gram.product(w, matrix), byzantine)
+            if spec.check is not None:
+                spec.check(fused.last.n)
+            w, new = spec.weigh(fused.last, pick(state), weights)
+            out = fused.combined(fused.through(w))
+            if spec.remember is not None:
+                new = spec.remember(new, out)
+        new = new if stages is None else (*fused.states, new)
+        if not look:
+            return out, new
+        w = fused.through(w if spec else fused.last.pad(w))
+        return out, new, info(w[: fused.first.n], byzantine)
 
-    return Aggregator(init, update, inspect=inspect, num_byzantine=f)
+    observe = functools.partial(run, True)
+
+    def inspect(updates, state, **extra):
+        return observe(updates, state, **extra)[2]
+
+    return Aggregator(
+        init,
+        functools.partial(run, False),
+        inspect=inspect,
+        observe=observe,
+        num_byzantine=f,
+        geometric=spec,
+        stages=stages,
+    )

@@ -36,8 +36,8 @@ def nnm(num_byzantine) -> PreAggregator:
     """
     f = _validate.budget(num_byzantine)
 
-    def matrix(geometry):
-        _validate.majority(f, geometry.gram.shape[0])
-        return reductions.nnm_matrix(geometry, f)
+    def matrix(geometry, state):
+        _validate.majority(f, geometry.n)
+        return reductions.nnm_matrix(geometry, f), state
 
     return _compose.mixing(matrix, f)

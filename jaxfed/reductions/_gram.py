@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairwise geometry of the clients, from one pass over their updates."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,37 +12,78 @@ from jaxfed import _tree, _validate
 from jaxfed.reductions import _sorted
 
 
-class Geometry(NamedTuple):
-    """Inner products of the clients' updates about a common centre.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Inner products of the clients' updates, and of anchors, about a common centre.
 
     The centre lies inside the honest range of every coordinate, so that distances
     keep their digits whatever Byzantine rows hold. Rules built on it must not depend
-    on where it is: they use differences, or affine combinations of rows.
+    on where it is: they use differences, or affine combinations of rows and anchors.
 
     Attributes:
-      gram: ``[n, n]`` inner products; rows and columns that are not ``usable`` are 0.
+      gram: ``[n + a, n + a]`` inner products, clients first, then ``a`` anchors; rows
+        and columns of clients that are not ``usable`` are 0.
       usable: bool ``[n]``, present and finite (squares included).
       present: bool ``[n]``, takes part.
+      anchors: names of the anchors, static.
+      dim: number of parameters of one client's update, static; None if unknown.
     """
 
     gram: jax.Array
     usable: jax.Array
     present: jax.Array
+    anchors: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+    dim: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def n(self):
+        """Number of clients, absent ones included."""
+        return self.usable.shape[0]
+
+    @property
+    def rows(self):
+        """The clients' block ``[n, n]`` of ``gram``."""
+        return self.gram[: self.n, : self.n]
 
     @property
     def count(self):
         """Number of clients that take part, non-finite ones included."""
         return jnp.sum(self.present, dtype=jnp.int32)
 
+    def index(self, anchor):
+        """Return where an anchor stands in ``gram``."""
+        return self.n + self.anchors.index(anchor)
+
     def sq_distances(self):
         """Return ``[n, n]`` squared distances; inf to rows that are not usable.
 
         A row is at distance 0 from itself, whatever it holds.
         """
-        sq = jnp.diagonal(self.gram)
-        d = jnp.maximum(sq[:, None] + sq[None, :] - 2 * self.gram, 0)
+        sq = jnp.diagonal(self.rows)
+        d = jnp.maximum(sq[:, None] + sq[None, :] - 2 * self.rows, 0)
         d = jnp.where(self.usable[:, None] & self.usable[None, :], d, jnp.inf)
-        return jnp.where(jnp.eye(d.shape[0], dtype=bool), 0, d)
+        return jnp.where(jnp.eye(self.n, dtype=bool), 0, d)
+
+    def sq_distances_to(self, weights):
+        """Return ``[n]`` squared distances to the point ``weights @ (rows, anchors)``.
+
+        ``weights`` (``[n + a]``) sum to 1. inf for rows that are not usable.
+        """
+        moved = product(self.gram, weights)
+        d = jnp.diagonal(self.gram) - 2 * moved + product(weights, moved)
+        return jnp.where(self.usable, jnp.maximum(d[: self.n], 0), jnp.inf)
+
+    def one_hot(self, index):
+        """Return weights ``[n + a]`` that pick a row or, by name, an anchor."""
+        index = self.index(index) if isinstance(index, str) else index
+        size = self.gram.shape[0]
+        return (jnp.arange(size) == index).astype(self.gram.dtype)
+
+    def pad(self, weights):
+        """Extend weights ``[..., n]`` by zeros for the anchors."""
+        none = jnp.zeros((*weights.shape[:-1], len(self.anchors)), weights.dtype)
+        return jnp.concatenate([weights, none], axis=-1)
 
     def medoid(self):
         """Return the index of the row with the smallest median distance to the rest.
@@ -54,14 +96,28 @@ class Geometry(NamedTuple):
         return jnp.argmin(jnp.where(self.usable, median, jnp.inf))
 
     def mixed(self, matrix):
-        """Return the geometry of ``matrix @ updates``; rows of ``matrix`` sum to 1.
+        """Return the geometry of ``matrix @ (rows, anchors)`` with the same anchors.
 
+        ``matrix`` is ``[m, n + a]`` with rows that sum to 1, or are 0 for absent rows.
         A mixed row is usable when every row it draws on is.
         """
-        usable = ~jnp.any((matrix != 0) & ~self.usable[None, :], axis=1)
-        gram = product(product(matrix, self.gram), matrix.T)
-        gram = jnp.where(usable[:, None] & usable[None, :], gram, 0)
-        return Geometry(gram, usable, jnp.any(matrix != 0, axis=1))
+        clients = matrix[:, : self.n]
+        present = jnp.any(matrix != 0, axis=1)
+        usable = present & ~jnp.any((clients != 0) & ~self.usable[None], axis=1)
+        kept = jnp.where(usable[:, None], matrix, 0)
+        size = len(self.anchors), self.gram.shape[0]
+        full = jnp.concatenate([kept, jnp.eye(*size, self.n, dtype=matrix.dtype)])
+        about_old = self._transformed(full, usable, present)
+        # About one of the mixed rows, nearly equal rows keep the digits in which
+        # they differ.
+        middle = lax.dynamic_slice_in_dim(full, about_old.medoid(), 1)
+        return self._transformed(full - middle, usable, present)
+
+    def _transformed(self, full, usable, present):
+        gram = product(product(full, self.gram), full.T)
+        real = jnp.concatenate([usable, jnp.ones(len(self.anchors), bool)])
+        gram = jnp.where(real[:, None] & real[None, :], gram, 0)
+        return Geometry(gram, usable, present, self.anchors, self.dim)
 
 
 def product(a, b):
@@ -69,19 +125,18 @@ def product(a, b):
     return jnp.matmul(a, b, precision="highest")
 
 
-def _centre(x, num_byzantine, mask):
-    """Return a point ``[d]`` inside the honest range of every column of ``x``."""
-    n = x.shape[0]
+def _centre(updates, n, num_byzantine, mask):
+    """Return a tree like one update, inside the honest range of every coordinate."""
     if mask is not None:
-        count = _sorted.present_count(n, mask)
-        return _sorted.window_mean(x, (count - 1) // 2, count // 2 + 1, mask)
-    if _validate.is_concrete(num_byzantine):
+        n = _sorted.present_count(n, mask)
+    elif _validate.is_concrete(num_byzantine):
         n = min(n, 2 * num_byzantine + 1)
-    return _sorted.window_mean(x[:n], (n - 1) // 2, n // 2 + 1)
+        updates = jax.tree.map(lambda x: x[:n], updates)
+    return _sorted.window_mean(updates, (n - 1) // 2, n // 2 + 1, mask)
 
 
-def _leaf_gram(x, centre):
-    """Return the Gram matrix about ``centre`` and the finite rows of ``[n, d]``."""
+def _leaf_gram(x, points, centre):
+    """Return the Gram matrix of ``[n, d]`` and points ``[d]``, and the finite rows."""
     n, d = x.shape
     width = min(d, _tree.BLOCK)
 
@@ -89,20 +144,26 @@ def _leaf_gram(x, centre):
         gram, finite = carry
         # The last block overlaps the one before; columns seen already are left out.
         start = jnp.minimum(i * width, d - width)
-        fresh = start + jnp.arange(width) >= i * width
+        fresh = (start + jnp.arange(width) >= i * width)[None]
         block = lax.dynamic_slice(x, (0, start), (n, width))
+        ends = [lax.dynamic_slice(p, (start,), (width,))[None] for p in points]
         middle = lax.dynamic_slice(centre, (start,), (width,))[None]
         fine = jnp.isfinite(block)
-        moved = jnp.where(fine & fresh[None], block.astype(middle.dtype) - middle, 0)
+        moved = [jnp.where(fine & fresh, block.astype(middle.dtype) - middle, 0)]
+        moved += [jnp.where(fresh, end - middle, 0) for end in ends]
+        moved = jnp.concatenate(moved)
         return gram + product(moved, moved.T), finite & fine.all(axis=1)
 
-    start = jnp.zeros((n, n), centre.dtype), jnp.ones(n, bool)
+    size = n + len(points)
+    start = jnp.zeros((size, size), centre.dtype), jnp.ones(n, bool)
     if d <= _tree.BLOCK:
         return add(0, start)
     return lax.fori_loop(0, -(-d // width), add, start)
 
 
-def geometry(updates, num_byzantine=None, *, mask=None) -> Geometry:
+def geometry(
+    updates, num_byzantine=None, *, mask=None, anchors=None, about_origin=False
+) -> Geometry:
     """Compute the clients' :class:`Geometry` in one pass, leaf by leaf.
 
     The centre of each column is the median of the first 2f+1 rows (of all present
@@ -113,6 +174,9 @@ def geometry(updates, num_byzantine=None, *, mask=None) -> Geometry:
       updates: stacked tree, leaves ``[n, ...]`` floating point.
       num_byzantine: f, only used to choose the rows of the centre.
       mask: bool ``[n]``, True = present.
+      anchors: dict from name to a tree shaped like one update, or None for the origin.
+      about_origin: take the origin for the centre, for rules that must survive a
+        majority of Byzantine rows.
 
     Returns:
       Geometry in float32, or float64 for float64 leaves.
@@ -124,19 +188,38 @@ def geometry(updates, num_byzantine=None, *, mask=None) -> Geometry:
     n = _validate.stacked(updates)
     f = _validate.budget(num_byzantine, optional=True)
     mask = _validate.flags("mask", mask, n)
-    gram, finite = jnp.zeros((n, n), jnp.float32), jnp.ones(n, bool)
-    for leaf in jax.tree.leaves(updates):
+    anchors = anchors or {}
+    size = n + len(anchors)
+    gram, finite = jnp.zeros((size, size), jnp.float32), jnp.ones(n, bool)
+    leaves, structure = jax.tree.flatten(updates)
+    places = [
+        [None] * len(leaves) if a is None else structure.flatten_up_to(a)
+        for a in anchors.values()
+    ]
+    # Nothing depends on the centre but rounding.
+    centres = [None] * len(leaves)
+    if not about_origin:
+        still = lax.stop_gradient(updates)
+        centres = jax.tree.leaves(_centre(still, n, f, mask))
+    dim = 0
+    for leaf, centre, *ends in zip(leaves, centres, *places, strict=True):
         if leaf.size == 0:
             continue
         x = jnp.asarray(leaf).reshape(n, -1)
+        dim += x.shape[1]
         dtype = _tree.accumulator(leaf.dtype)
-        centre = _centre(x, f, mask).astype(dtype)
-        part, fine = _leaf_gram(x, centre)
+        zero = jnp.zeros(x.shape[1], dtype)
+        centre = zero if centre is None else centre.reshape(-1).astype(dtype)
+        points = [
+            zero if end is None else jnp.asarray(end, dtype).reshape(-1) for end in ends
+        ]
+        part, fine = _leaf_gram(x, points, centre)
         gram, finite = gram + part, finite & fine
     present = jnp.ones(n, bool) if mask is None else mask
-    usable = present & finite & jnp.isfinite(jnp.diagonal(gram))
-    gram = jnp.where(usable[:, None] & usable[None, :], gram, 0)
-    return Geometry(gram, usable, present)
+    usable = present & finite & jnp.isfinite(jnp.diagonal(gram)[:n])
+    real = jnp.concatenate([usable, jnp.ones(size - n, bool)])
+    gram = jnp.where(real[:, None] & real[None, :], gram, 0)
+    return Geometry(gram, usable, present, tuple(anchors), dim)
 
 
 def smallest(scores, k):
@@ -166,7 +249,7 @@ def smallest(scores, k):
 
 
 def nnm_matrix(geometry: Geometry, num_byzantine):
-    """Return the mixing matrix ``[n, n]`` of nearest-neighbour mixing.
+    """Return the mixing matrix of nearest-neighbour mixing.
 
     Row i averages the ``n - f`` present rows nearest to row i, itself included. Rows of
     absent clients are 0.
@@ -176,7 +259,7 @@ def nnm_matrix(geometry: Geometry, num_byzantine):
       num_byzantine: f, may be traced.
 
     Returns:
-      Matrix ``[n, n]``; NaN if ``2 f >= n``.
+      Matrix ``[n, n + anchors]``; NaN if ``2 f >= n``.
 
     Cost:
       ``O(n^2 log n)``, independent of d.
@@ -186,4 +269,5 @@ def nnm_matrix(geometry: Geometry, num_byzantine):
     k = geometry.count - num_byzantine
     near = jax.vmap(smallest, (0, None))(d, k) & geometry.present[:, None]
     valid = (2 * num_byzantine < geometry.count) & (num_byzantine >= 0)
-    return jnp.where(valid, near / k.astype(geometry.gram.dtype), jnp.nan)
+    near = jnp.where(valid, near / k.astype(geometry.gram.dtype), jnp.nan)
+    return geometry.pad(near)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that pick rows by their distances, as weights of the clients' geometry.
+
+Every function returns weights ``[n + anchors]``: equal on the rows it picks, 0 on the
+others, NaN where a traced condition fails or a picked row is not usable.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxfed.reductions._gram import Geometry, smallest
+
+SCORES = ("squared", "plain", "fourth_power")
+NEIGHBORS = {"n-f-2": 2, "n-f-1": 1}
+
+
+def average(geometry: Geometry, selected, valid=True):
+    """Return equal weights on the rows of ``selected`` (bool ``[n]``).
+
+    NaN where ``valid`` is False, nobody is selected, or a selected row is not usable.
+    """
+    dtype = geometry.gram.dtype
+    valid &= jnp.any(selected) & ~jnp.any(selected & ~geometry.usable)
+    weights = selected / jnp.sum(selected).astype(dtype)
+    return geometry.pad(jnp.where(valid, weights, jnp.nan))
+
+
+def outvoted(geometry: Geometry, f):
+    """Whether a traced f and the clients present satisfy ``0 <= 2 f < n``."""
+    return (f >= 0) & (2 * f < geometry.count)
+
+
+def krum_scores(geometry: Geometry, f, score, neighbors, among=None):
+    """Return ``[n]`` summed distances from each row to the nearest others.
+
+    Args:
+      geometry: the clients' :class:`Geometry`.
+      f: number of Byzantine clients, may be traced.
+      score: which power of the distance is summed.
+      neighbors: how many others count, n being the number of rows that take part, or
+        that number itself; at least one.
+      among: bool ``[n]``, rows that take part; None for those present.
+
+    Returns:
+      Scores; inf for rows that do not take part or are not usable.
+    """
+    among = geometry.present if among is None else among
+    d = geometry.sq_distances()
+    if score == "plain":
+        d = jnp.sqrt(d)
+    elif score == "fourth_power":
+        d = jnp.square(d)
+    others = among[None, :] & ~jnp.eye(geometry.n, dtype=bool)
+    ordered = jnp.sort(jnp.where(others, d, jnp.inf), axis=1)
+    count = jnp.sum(among)
+    if isinstance(neighbors, str):
+        neighbors = count - f - NEIGHBORS[neighbors]
+    near = jnp.minimum(jnp.maximum(neighbors, 1), count - 1)  # a last row has none
+    taken = jnp.arange(geometry.n)[None, :] < near
+    total = jnp.sum(jnp.where(taken, ordered, 0), axis=1)
+    return jnp.where(among & geometry.usable, total, jnp.inf)
+
+
+def krum(geometry: Geometry, f, *, select=1, score="squared", neighbors="n-f-2"):
+    """Return the weights of (Multi-)Krum: the ``select`` rows of smallest score.
+
+    Cost: ``O(n^2 log n)``. See :func:`jaxfed.aggregators.krum`.
+    """
+    scores = krum_scores(geometry, f, score, neighbors)
+    return average(geometry, smallest(scores, select), outvoted(geometry, f))
+
+
+def bulyan_matrix(
+    geometry: Geometry,
+    f,
+    *,
+    size,
+    selection="rescored",
+    select=None,
+    score="squared",
+    neighbors="n-f-2",
+):
+    """Return the matrix ``[size, n + anchors]`` of the ``n - 2f`` rows Bulyan selects.
+
+    Args:
+      geometry: the clients' :class:`Geometry`.
+      f: number of Byzantine clients, may be traced.
+      size: number of rows of the matrix; those after the first ``n - 2f``, or
+        ``n - 2f - 2`` frozen ones, are 0.
+      selection: ``"rescored"`` takes one row at a time, with Krum scores among the rows
+        left; ``"frozen"`` averages up to ``select`` of the best rows left, by scores
+        computed once.
+      select: rows in an average, and neighbours of a score, for ``"frozen"``; None:
+        ``n - f - 2``.
+      score: as for :func:`krum_scores`.
+      neighbors: as for :func:`krum_scores`.
+
+    Cost:
+      ``O(n^3 log n)`` rescored, ``O(n^2 log n)`` frozen.
+    """
+    theta = geometry.count - 2 * f
+    if selection == "frozen":
+        most = geometry.count - f - 2
+        near = neighbors if select is None else select
+        scores = krum_scores(geometry, f, score, near)
+        select, theta = most if select is None else select, theta - 2
+
+        def pick(left, i):
+            rest = jnp.where(left, scores, jnp.inf)
+            best = smallest(rest, jnp.maximum(jnp.minimum(select, most - i), 1))
+            return left & ~smallest(rest, 1), average(geometry, best)
+    else:
+
+        def pick(left, i):
+            scores = krum_scores(geometry, f, score, neighbors, left)
+            chosen = smallest(scores, 1)
+            return left & ~chosen, average(geometry, chosen)
+
+    _, rows = jax.lax.scan(pick, geometry.present, jnp.arange(size))
+    rows = jnp.where(jnp.arange(size)[:, None] < theta, rows, 0)
+    return jnp.where(outvoted(geometry, 2 * f), rows, jnp.nan)
+
+
+def monna(geometry: Geometry, f, *, trusted=0):
+    """Return the mean of the ``n - f`` rows nearest to the trusted row.
+
+    Cost: ``O(n log n)``. See :func:`jaxfed.aggregators.monna`.
+    """
+    d = jnp.where(geometry.present, geometry.sq_distances()[trusted], jnp.inf)
+    valid = outvoted(geometry, f) & geometry.usable[trusted]
+    return average(geometry, smallest(d, geometry.count - f), valid)
