@@ -7,6 +7,7 @@ from jaxfed import attacks as attacks
 from jaxfed import preaggregators as preaggregators
 from jaxfed import privacy as privacy
 from jaxfed import reductions as reductions
+from jaxfed import robustness as robustness
 from jaxfed import sharding as sharding
 from jaxfed._base import Aggregator as Aggregator
 from jaxfed._base import Attack as Attack
@@ -61,6 +62,7 @@ __all__ = [
     "preaggregators",
     "privacy",
     "reductions",
+    "robustness",
     "sharding",
     "simulate",
 ]
