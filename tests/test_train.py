@@ -44,7 +44,8 @@ def rows(folder):
 
 def numbers(folder):
     return [
-        (r["round"], r["loss"], r["accuracy"], r["train_loss"]) for r in rows(folder)
+        (r["round"], r["loss"], r["accuracy"], r["train_loss"], r["influence"])
+        for r in rows(folder)
     ]
 
 
@@ -90,9 +91,11 @@ def test_run_folder(done):
     }
     assert from_toml(folder / "config.toml") == TINY
     assert [r["round"] for r in rows(folder)] == [2, 4, 5]
-    assert {"loss", "accuracy", "train_loss", "rounds_per_second"} <= rows(folder)[
-        0
-    ].keys()
+    known = {"loss", "accuracy", "train_loss", "influence", "rounds_per_second"}
+    assert known <= rows(folder)[0].keys()
+    # One number a round, of the run itself.
+    assert [len(r["influence"]) for r in rows(folder)] == [2, 2, 1]
+    assert all(0 <= i <= 0.25 for r in rows(folder) for i in r["influence"])
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["4", "5"]
     assert json.loads((folder / "summary.json").read_text()) == summary

@@ -116,12 +116,15 @@ def from_chains(
         extra = dict(cohort=cohort, mask=mask, weights=weights, reference=reference)
         params, states = sstate.params, sstate.inner
         messages, first = before.update(uploads, states[0], params, **extra)
-        step, second = rule.update(messages, states[1], params, **extra)
+        info = None
+        if byzantine is None:
+            step, second = rule.update(messages, states[1], params, **extra)
+        else:
+            step, second, info = rule.observe(
+                messages, states[1], params, byzantine=byzantine, **extra
+            )
         step, third = after.update(step, states[2], params, **extra)
         _validate.like(step, params, "the server's step")
-        info = None
-        if byzantine is not None:
-            info = rule.inspect(messages, states[1], byzantine=byzantine, **extra)
         new = ServerState(
             optax.apply_updates(params, step),
             optax.safe_increment(sstate.round),

@@ -59,8 +59,9 @@ class Problem:
         """Train ``rounds`` rounds and evaluate.
 
         Returns:
-          ``(state, {"loss", "accuracy", "train_loss"})``: the first two on ``test``,
-          the last the mean over rounds and honest clients.
+          ``(state, {"loss", "accuracy", "train_loss", "influence"})``: the first two on
+          ``test``, the third the mean over rounds and honest clients, the last
+          ``[rounds]``, the share of each step that came from Byzantine clients.
         """
         from jaxfed import models
 
@@ -68,7 +69,8 @@ class Problem:
         simulation = self._simulate(hparams, rule, jax.random.key(0), mesh)
         state, metrics = simulation.run(state, shards, rounds)
         result = models.evaluate(self.model, simulation.model(state), test)
-        return state, result | {"train_loss": jnp.mean(metrics["loss"])}
+        seen = {"train_loss": jnp.mean(metrics["loss"])}
+        return state, result | seen | {"influence": metrics["influence"]}
 
     def params(self, state):
         """Return the model's parameters in a state."""
@@ -83,6 +85,7 @@ class Problem:
             config.num_clients,
             num_byzantine=config.num_byzantine,
             attack=configs.make_attack(config.attack),
+            inspect=True,
             mesh=mesh,
         )
 
@@ -103,7 +106,7 @@ def make_problem(config) -> Problem:
     from jaxfed import data, models
 
     config = configs.resolve(config)
-    naming.make_aggregator(config.rule, num_byzantine=config.rule_byzantine)
+    naming.make_aggregator(config.rule, config.rule_byzantine, key=0)
     dataset = data.load(config.dataset, config.data_dir)
     model = models.make_model(config.model, dataset.num_classes)
     honest = config.num_clients - config.num_byzantine
@@ -158,7 +161,7 @@ def _algorithm(config, hparams, rule, key, model=None):
         "local_work": work,
     }
     factory = naming.ALGORITHMS[config.algorithm]
-    takes = _registry.accepted(factory) | {"num_byzantine"}
+    takes = _registry.accepted(factory) | {"num_byzantine", "key"}
     return naming.make_algorithm(
         config.algorithm,
         **{k: v for k, v in options.items() if k in takes and v is not None},

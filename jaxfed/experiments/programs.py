@@ -69,11 +69,11 @@ class Programs:
         """Train and evaluate; ``state`` is used up.
 
         Returns:
-          ``(state, metrics)``, metrics as Python floats.
+          ``(state, metrics)``, metrics as Python numbers and lists.
         """
         chunk = self._get_chunk(rule, rounds)
         state, metrics = chunk(state, hparams, self._shards, self._test)
-        return state, {k: float(v) for k, v in jax.device_get(metrics).items()}
+        return state, {k: v.tolist() for k, v in jax.device_get(metrics).items()}
 
     def _seed(self):
         return jnp.uint32(self._problem.config.seed)

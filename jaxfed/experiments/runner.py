@@ -210,6 +210,9 @@ def _execute(run):
     return summary
 
 
+_METRICS = ("loss", "accuracy", "train_loss", "influence")
+
+
 def _chunks(run, label, state, hparams, done, clock, rule=None):
     """Train to the end, yielding ``(state, row)`` after each evaluation."""
     config, programs = run.problem.config, run.programs
@@ -225,7 +228,7 @@ def _chunks(run, label, state, hparams, done, clock, rule=None):
         done += size
         row = {
             "round": done,
-            **{name: metrics[name] for name in ("loss", "accuracy", "train_loss")},
+            **{name: metrics[name] for name in _METRICS},
             "rounds_per_second": size / seconds,
             "seconds": clock.read()["wall"],
         }
