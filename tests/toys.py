@@ -28,9 +28,12 @@ def quick_jit(fun, **options):
 
     @functools.wraps(fun)
     def call(*args, **kwargs):
-        leaves = jax.tree.leaves((args, kwargs))
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        return (fun if traced else fast)(*args, **kwargs)
+        try:
+            return fast(*args, **kwargs)
+        except ValueError as error:
+            if "compiler_options" not in str(error):
+                raise
+        return fun(*args, **kwargs)
 
     call.lower, call.cache_size = fast.lower, fast._cache_size
     return call

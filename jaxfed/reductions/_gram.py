@@ -2,6 +2,7 @@
 """Pairwise geometry of the clients, from one pass over their updates."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -135,30 +136,34 @@ def _centre(updates, n, num_byzantine, mask):
     return _sorted.window_mean(updates, (n - 1) // 2, n // 2 + 1, mask)
 
 
-def _leaf_gram(x, points, centre):
-    """Return the Gram matrix of ``[n, d]`` and points ``[d]``, and the finite rows."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _leaf_gram(clean, x, points, centre):
+    """Return the Gram matrix of ``[n, d]`` and points ``[d]`` about ``centre``.
+
+    A row that is not finite spoils its own row and column only; with ``clean`` it
+    counts as 0 where it is not finite, so that derivatives stay finite.
+    """
     n, d = x.shape
-    width = min(d, _tree.BLOCK)
+    width = _tree.block_width(n, d)
+    whole, rest = divmod(d, width)
 
-    def add(i, carry):
-        gram, finite = carry
-        # The last block overlaps the one before; columns seen already are left out.
-        start = jnp.minimum(i * width, d - width)
-        fresh = (start + jnp.arange(width) >= i * width)[None]
-        block = lax.dynamic_slice(x, (0, start), (n, width))
-        ends = [lax.dynamic_slice(p, (start,), (width,))[None] for p in points]
-        middle = lax.dynamic_slice(centre, (start,), (width,))[None]
-        fine = jnp.isfinite(block)
-        moved = [jnp.where(fine & fresh, block.astype(middle.dtype) - middle, 0)]
-        moved += [jnp.where(fresh, end - middle, 0) for end in ends]
-        moved = jnp.concatenate(moved)
-        return gram + product(moved, moved.T), finite & fine.all(axis=1)
+    def block(start, size):
+        moved = lax.dynamic_slice(x, (0, start), (n, size)).astype(centre.dtype)
+        ends = [lax.dynamic_slice(p, (start,), (size,))[None] for p in points]
+        middle = lax.dynamic_slice(centre, (start,), (size,))[None]
+        moved = jnp.concatenate([moved, *ends]) - middle
+        if clean:
+            moved = jnp.where(jnp.isfinite(moved), moved, 0)
+        return product(moved, moved.T)
 
-    size = n + len(points)
-    start = jnp.zeros((size, size), centre.dtype), jnp.ones(n, bool)
-    if d <= _tree.BLOCK:
-        return add(0, start)
-    return lax.fori_loop(0, -(-d // width), add, start)
+    gram = block(whole * width, rest)
+    return lax.fori_loop(0, whole, lambda i, g: g + block(i * width, width), gram)
+
+
+@_leaf_gram.defjvp
+def _leaf_gram_jvp(clean, primals, tangents):
+    cleaned = functools.partial(_leaf_gram.fun, True)
+    return _leaf_gram(clean, *primals), jax.jvp(cleaned, primals, tangents)[1]
 
 
 def geometry(
@@ -190,7 +195,7 @@ def geometry(
     mask = _validate.flags("mask", mask, n)
     anchors = anchors or {}
     size = n + len(anchors)
-    gram, finite = jnp.zeros((size, size), jnp.float32), jnp.ones(n, bool)
+    gram = jnp.zeros((size, size), jnp.float32)
     leaves, structure = jax.tree.flatten(updates)
     places = [
         [None] * len(leaves) if a is None else structure.flatten_up_to(a)
@@ -209,14 +214,17 @@ def geometry(
         dim += x.shape[1]
         dtype = _tree.accumulator(leaf.dtype)
         zero = jnp.zeros(x.shape[1], dtype)
-        centre = zero if centre is None else centre.reshape(-1).astype(dtype)
+        if centre is None:
+            centre = zero
+        else:  # where a majority is not finite, there is no middle
+            centre = centre.reshape(-1).astype(dtype)
+            centre = jnp.where(jnp.isfinite(centre), centre, 0)
         points = [
             zero if end is None else jnp.asarray(end, dtype).reshape(-1) for end in ends
         ]
-        part, fine = _leaf_gram(x, points, centre)
-        gram, finite = gram + part, finite & fine
+        gram += _leaf_gram(False, x, points, centre)
     present = jnp.ones(n, bool) if mask is None else mask
-    usable = present & finite & jnp.isfinite(jnp.diagonal(gram)[:n])
+    usable = present & jnp.isfinite(jnp.diagonal(gram)[:n])
     real = jnp.concatenate([usable, jnp.ones(size - n, bool)])
     gram = jnp.where(real[:, None] & real[None, :], gram, 0)
     return Geometry(gram, usable, present, tuple(anchors), dim)
