@@ -19,7 +19,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("ci", settings.get_profile("default"), max_examples=200)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+usual = "ci" if os.environ.get("CI") else "default"
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", usual))
 
 
 @pytest.fixture(autouse=True)

@@ -156,7 +156,7 @@ def bulyan(
       ValueError: for unknown options; at trace time if the condition on n fails.
 
     Cost:
-      ``O(n^2 d)``, ``O(n^3 log n)`` for the scores, one stacked copy of the selected
+      ``O(n^2 d)``, ``O(n^3)`` for the scores, one stacked copy of the selected
       updates.
 
     References:

@@ -5,6 +5,8 @@ Every function returns weights ``[n + anchors]``: equal on the rows it picks, 0 
 others, NaN where a traced condition fails or a picked row is not usable.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -30,34 +32,51 @@ def outvoted(geometry: Geometry, f):
     return (f >= 0) & (2 * f < geometry.count)
 
 
-def krum_scores(geometry: Geometry, f, score, neighbors, among=None):
-    """Return ``[n]`` summed distances from each row to the nearest others.
+class Neighbours(NamedTuple):
+    """Every row's other rows, nearest first; the row itself comes last.
 
-    Args:
-      geometry: the clients' :class:`Geometry`.
-      f: number of Byzantine clients, may be traced.
-      score: which power of the distance is summed.
-      neighbors: how many others count, n being the number of rows that take part, or
-        that number itself; at least one.
-      among: bool ``[n]``, rows that take part; None for those present.
-
-    Returns:
-      Scores; inf for rows that do not take part or are not usable.
+    Attributes:
+      index: ``[n, n]``.
+      distance: ``[n, n]``, to the power that is summed.
     """
-    among = geometry.present if among is None else among
+
+    index: jax.Array
+    distance: jax.Array
+
+
+def neighbours(geometry: Geometry, score) -> Neighbours:
+    """Sort the distances of each row; ``score`` is the power that is summed."""
     d = geometry.sq_distances()
     if score == "plain":
         d = jnp.sqrt(d)
     elif score == "fourth_power":
         d = jnp.square(d)
-    others = among[None, :] & ~jnp.eye(geometry.n, dtype=bool)
-    ordered = jnp.sort(jnp.where(others, d, jnp.inf), axis=1)
+    d = jnp.where(jnp.eye(geometry.n, dtype=bool), jnp.inf, d)
+    index = jnp.argsort(d, axis=1)
+    return Neighbours(index, jnp.take_along_axis(d, index, axis=1))
+
+
+def krum_scores(geometry: Geometry, others: Neighbours, f, neighbors, among):
+    """Return ``[n]`` summed distances from each row to the nearest others.
+
+    Args:
+      geometry: the clients' :class:`Geometry`.
+      others: their :func:`neighbours`.
+      f: number of Byzantine clients, may be traced.
+      neighbors: how many others count, n being the number of rows that take part, or
+        that number itself; at least one.
+      among: bool ``[n]``, rows that take part.
+
+    Returns:
+      Scores; inf for rows that do not take part or are not usable.
+    """
     count = jnp.sum(among)
     if isinstance(neighbors, str):
         neighbors = count - f - NEIGHBORS[neighbors]
     near = jnp.minimum(jnp.maximum(neighbors, 1), count - 1)  # a last row has none
-    taken = jnp.arange(geometry.n)[None, :] < near
-    total = jnp.sum(jnp.where(taken, ordered, 0), axis=1)
+    counted = among[others.index] & (others.index != jnp.arange(geometry.n)[:, None])
+    taken = counted & (jnp.cumsum(counted, axis=1) <= near)
+    total = jnp.sum(jnp.where(taken, others.distance, 0), axis=1)
     return jnp.where(among & geometry.usable, total, jnp.inf)
 
 
@@ -66,7 +85,8 @@ def krum(geometry: Geometry, f, *, select=1, score="squared", neighbors="n-f-2")
 
     Cost: ``O(n^2 log n)``. See :func:`jaxfed.aggregators.krum`.
     """
-    scores = krum_scores(geometry, f, score, neighbors)
+    others = neighbours(geometry, score)
+    scores = krum_scores(geometry, others, f, neighbors, geometry.present)
     return average(geometry, smallest(scores, select), outvoted(geometry, f))
 
 
@@ -92,17 +112,17 @@ def bulyan_matrix(
         computed once.
       select: rows in an average, and neighbours of a score, for ``"frozen"``; None:
         ``n - f - 2``.
-      score: as for :func:`krum_scores`.
+      score: as for :func:`neighbours`.
       neighbors: as for :func:`krum_scores`.
 
     Cost:
-      ``O(n^3 log n)`` rescored, ``O(n^2 log n)`` frozen.
+      ``O(n^3)`` rescored, ``O(n^2 log n)`` frozen.
     """
-    theta = geometry.count - 2 * f
+    theta, others = geometry.count - 2 * f, neighbours(geometry, score)
     if selection == "frozen":
         most = geometry.count - f - 2
         near = neighbors if select is None else select
-        scores = krum_scores(geometry, f, score, near)
+        scores = krum_scores(geometry, others, f, near, geometry.present)
         select, theta = most if select is None else select, theta - 2
 
         def pick(left, i):
@@ -112,7 +132,7 @@ def bulyan_matrix(
     else:
 
         def pick(left, i):
-            scores = krum_scores(geometry, f, score, neighbors, left)
+            scores = krum_scores(geometry, others, f, neighbors, left)
             chosen = smallest(scores, 1)
             return left & ~chosen, average(geometry, chosen)
 
