@@ -129,38 +129,59 @@ def mix(matrix, updates, origin, usable, total=None):
     that nearly equal rows lose no digits; ``total`` (``[m]``) is what the rows of the
     matrix sum to, None for 1, or 0 in rows of zeros.
     """
-    drawn = jnp.any(matrix != 0, axis=1, keepdims=True)
-    spoiled = jnp.any((matrix != 0) & ~usable[None], axis=1, keepdims=True)
-    total = drawn if total is None else total[:, None]
+    drawn = jnp.any(matrix != 0, axis=1)
+    spoiled = jnp.any((matrix != 0) & ~usable[None], axis=1)
+    total = drawn.astype(matrix.dtype) if total is None else total
+    extra = jnp.where(spoiled, jnp.inf, 0)
 
     def leaf(x):
         x = jnp.asarray(x)
         dtype = accumulator(x.dtype)
-        weights = matrix.astype(dtype)
         flat = x.reshape(x.shape[0], -1)
-        n, d = flat.shape
-        width = min(d, 2 * block_width(n, d))
-
-        def block(start):
-            rows = lax.dynamic_slice(flat, (0, start), (n, width)).astype(dtype)
-            rows = jnp.where(usable[:, None], rows, 0)
-            centre = lax.stop_gradient(lax.dynamic_slice_in_dim(rows, origin, 1))
-            mixed = jnp.dot(weights, rows - centre, precision="highest")
-            mixed += total.astype(dtype) * centre
-            return jnp.where(spoiled, jnp.inf, mixed).astype(x.dtype)
-
-        def put(i, out):
-            start = jnp.minimum(i * width, d - width)
-            return lax.dynamic_update_slice(out, block(start), (0, start))
-
-        if d == width:
-            out = block(0)
-        else:
-            out = jnp.zeros((matrix.shape[0], d), x.dtype)
-            out = lax.fori_loop(0, -(-d // width), put, out)
-        return out.reshape(matrix.shape[0], *x.shape[1:])
+        numbers = (y.astype(dtype) for y in (matrix, total, extra))
+        mixed = _mix(flat, *numbers, origin, usable).astype(x.dtype)
+        return mixed.reshape(matrix.shape[0], *x.shape[1:])
 
     return jax.tree.map(leaf, updates)
+
+
+@jax.custom_jvp
+def _mix(x, weights, total, extra, origin, usable):
+    """Return ``weights @ (x - centre) + total * centre + extra``, by blocks.
+
+    Rows that are not usable count as 0; ``centre`` is row ``origin``.
+    """
+    n, d = x.shape
+    width = min(d, 2 * block_width(n, d))
+
+    def block(start):
+        rows = lax.dynamic_slice(x, (0, start), (n, width)).astype(weights.dtype)
+        rows = jnp.where(usable[:, None], rows, 0)
+        centre = lax.dynamic_slice_in_dim(rows, origin, 1)
+        mixed = jnp.dot(weights, rows - centre, precision="highest")
+        return mixed + total[:, None] * centre + extra[:, None]
+
+    def put(i, out):
+        start = jnp.minimum(i * width, d - width)
+        return lax.dynamic_update_slice(out, block(start), (0, start))
+
+    if d == width:
+        return block(0)
+    out = jnp.zeros((weights.shape[0], d), weights.dtype)
+    return lax.fori_loop(0, -(-d // width), put, out)
+
+
+@_mix.defjvp
+def _mix_jvp(primals, tangents):
+    # Not by blocks: the transpose of a loop of slices would fill whole arrays.
+    x, weights, _, _, origin, usable = primals
+    shift, moved_weights, moved_total, *_ = tangents
+    rows = jnp.where(usable[:, None], x.astype(weights.dtype), 0)
+    centre = lax.dynamic_slice_in_dim(rows, origin, 1)
+    shift = jnp.where(usable[:, None], shift.astype(weights.dtype), 0)
+    moved = jnp.dot(weights, shift, precision="highest")
+    moved += jnp.dot(moved_weights, rows - centre, precision="highest")
+    return _mix(*primals), moved + moved_total[:, None] * centre
 
 
 def row_norms(updates):

@@ -38,10 +38,28 @@ def test_rules(spec, expected):
 
 @pytest.mark.parametrize("name", naming.RULES)
 def test_every_rule_is_built_from_the_budget_alone(name):
-    assert np.isfinite(aggregate(jaxfed.make_aggregator(name, num_byzantine=1)))
+    x = np.linspace(1, 2, 7, dtype=np.float32)[:, None] ** 2
+    extra = {"reference": x[0]} if name == "fltrust" else {}
+    rule = jaxfed.make_aggregator(name, num_byzantine=1)
+    assert np.isfinite(rule.update(x, rule.init(x[0]), x[0], **extra)[0])
     for pre in naming.PREAGGREGATORS:
-        rule = jaxfed.make_aggregator(f"{pre}+{name}", num_byzantine=1)
-        assert rule.num_byzantine == 1
+        rule = jaxfed.make_aggregator(f"{pre}+{name}", num_byzantine=1, key=0)
+        if pre in ("nnm", "arc"):
+            assert rule.num_byzantine == 1
+
+
+def test_randomness_of_a_stage_comes_from_the_key_and_its_place():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+
+    def state(spec, key):
+        rule = jaxfed.make_aggregator(spec, num_byzantine=1, key=key)
+        return [jax.random.key_data(s.key).tolist() for s in rule.init(x[0])[:-1]]
+
+    with pytest.raises(ValueError, match="'bucketing' needs key="):
+        jaxfed.make_aggregator("bucketing+median", num_byzantine=1)
+    first, second = state("bucketing+bucketing+median", 0)
+    assert first != second and state("bucketing+median", 0) == [first]
+    assert state("bucketing+median", 1) != [first]
 
 
 def test_the_budget_may_be_traced():
@@ -88,7 +106,7 @@ def test_algorithms():
     [
         (
             lambda: jaxfed.make_aggregator("medain"),
-            "unknown rule 'medain'. Did you mean 'median'.*Known: mean, median, trim",
+            "unknown rule 'medain'. Did you mean 'median'.*Known: bulyan, caf, centered",
         ),
         (
             lambda: jaxfed.make_aggregator("nmm+median"),

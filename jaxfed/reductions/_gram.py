@@ -2,7 +2,6 @@
 """Pairwise geometry of the clients, from one pass over their updates."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -136,24 +135,21 @@ def _centre(updates, n, num_byzantine, mask):
     return _sorted.window_mean(updates, (n - 1) // 2, n // 2 + 1, mask)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _leaf_gram(clean, x, points, centre):
+@jax.custom_jvp
+def _leaf_gram(x, points, centre):
     """Return the Gram matrix of ``[n, d]`` and points ``[d]`` about ``centre``.
 
-    A row that is not finite spoils its own row and column only; with ``clean`` it
-    counts as 0 where it is not finite, so that derivatives stay finite.
+    A row that is not finite spoils its own row and column only.
     """
     n, d = x.shape
     width = _tree.block_width(n, d)
     whole, rest = divmod(d, width)
 
     def block(start, size):
-        moved = lax.dynamic_slice(x, (0, start), (n, size)).astype(centre.dtype)
+        rows = lax.dynamic_slice(x, (0, start), (n, size)).astype(centre.dtype)
         ends = [lax.dynamic_slice(p, (start,), (size,))[None] for p in points]
         middle = lax.dynamic_slice(centre, (start,), (size,))[None]
-        moved = jnp.concatenate([moved, *ends]) - middle
-        if clean:
-            moved = jnp.where(jnp.isfinite(moved), moved, 0)
+        moved = jnp.concatenate([rows, *ends]) - middle
         return product(moved, moved.T)
 
     gram = block(whole * width, rest)
@@ -161,9 +157,15 @@ def _leaf_gram(clean, x, points, centre):
 
 
 @_leaf_gram.defjvp
-def _leaf_gram_jvp(clean, primals, tangents):
-    cleaned = functools.partial(_leaf_gram.fun, True)
-    return _leaf_gram(clean, *primals), jax.jvp(cleaned, primals, tangents)[1]
+def _leaf_gram_jvp(primals, tangents):
+    # Not by blocks: the transpose of a loop of slices would fill whole arrays.
+    x, points, centre = primals
+    shifts = [tangents[0], *(t[None] for t in tangents[1])]
+    rows = jnp.concatenate([x, *(p[None].astype(x.dtype) for p in points)])
+    moved = rows.astype(centre.dtype) - centre[None]
+    moved = jnp.where(jnp.isfinite(moved), moved, 0)
+    half = product(jnp.concatenate([s.astype(moved.dtype) for s in shifts]), moved.T)
+    return _leaf_gram(*primals), half + half.T
 
 
 def geometry(
@@ -222,7 +224,7 @@ def geometry(
         points = [
             zero if end is None else jnp.asarray(end, dtype).reshape(-1) for end in ends
         ]
-        gram += _leaf_gram(False, x, points, centre)
+        gram += _leaf_gram(x, points, centre)
     present = jnp.ones(n, bool) if mask is None else mask
     usable = present & jnp.isfinite(jnp.diagonal(gram)[:n])
     real = jnp.concatenate([usable, jnp.ones(size - n, bool)])
