@@ -68,7 +68,7 @@ def about_zero(x, f):
 
 
 def _geometric_median(f):
-    return agg.geometric_median(f, iterations=60, tolerance=0.0)
+    return agg.geometric_median(f, iterations=60, tolerance=0.0, start="mean")
 
 
 _rows = functools.partial(Rule, inside="rows")

@@ -19,7 +19,14 @@ from toys import quick_jit
 
 import jaxfed
 from jaxfed import sharding
-from jaxfed.aggregators import compose, krum, mean, median, trimmed_mean
+from jaxfed.aggregators import (
+    compose,
+    geometric_median,
+    krum,
+    mean,
+    median,
+    trimmed_mean,
+)
 from jaxfed.preaggregators import arc, clip, nnm
 
 ROBUST = [name for name, rule in RULES.items() if rule.robust]
@@ -215,6 +222,32 @@ def test_f_bad_rows_are_survived(name, n, f):
         x[bad] = x[~bad][copied]
         out, span = run(x), allowed(name, x)
         assert np.all(out >= span.min(0) - 1e-5) and np.all(out <= span.max(0) + 1e-5)
+
+
+@pytest.mark.parametrize("d", [1, 12])
+@pytest.mark.parametrize("name", ROBUST)
+def test_squares_that_hardly_overflow_are_survived(name, d):
+    rule = RULES[name]
+    if "geometric_median" in name:  # from its default start, far rows cost no steps
+        rule = rule._replace(build=geometric_median)
+    run = quick_jit(functools.partial(aggregate, rule.build(2)))
+    grad = quick_jit(jax.grad(lambda x: jnp.sum(aggregate(rule.build(2), x))))
+    for value in (1e16, 1e17, 1e18, 8e18, 1e19, -1.3e19, 1.6e19, 1e38):
+        x, bad = poisoned(11, 2, value)
+        out, span = run(x[:, :d]), allowed(name, x[~bad, :d])
+        tol = 1e-4 + np.ptp(span) * ("geometric_median" in name)
+        assert np.all(out >= span.min(0) - tol) and np.all(out <= span.max(0) + tol)
+    for value in (1e18, 1e19):
+        x, _ = poisoned(11, 2, value)
+        assert np.all(np.isfinite(grad(x[:, :d])))
+
+
+@pytest.mark.parametrize("name", BY_BUDGET)
+def test_a_traced_budget_may_be_any_integer(name):
+    x = spread_rows(11, 3)
+    run = quick_jit(lambda f: aggregate(RULES[name].build(f), x))
+    for f in (-(2**31), -1, 6, 2**30, 2**30 + 1, 2**31 - 1):
+        assert np.all(np.isnan(run(jnp.int32(f))))
 
 
 @pytest.mark.parametrize("name", ROBUST)

@@ -106,7 +106,7 @@ def test_algorithms():
     [
         (
             lambda: jaxfed.make_aggregator("medain"),
-            "unknown rule 'medain'. Did you mean 'median'.*Known: bulyan, caf, centered",
+            "unknown rule 'medain'. Did you mean 'median'.*Known: bulyan, caf",
         ),
         (
             lambda: jaxfed.make_aggregator("nmm+median"),

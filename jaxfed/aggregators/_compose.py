@@ -113,7 +113,7 @@ def compose(*stages) -> Aggregator:
         return tuple(stage.init(params) for stage in stages)
 
     f = budgets[0] if budgets else None
-    return _fuse(tuple(pres), rule, "a composed rule", f, init, stages)
+    return _fuse(tuple(pres), rule, "a rule behind other stages", f, init, stages)
 
 
 class _Fusion:

@@ -15,7 +15,7 @@ def geometric_median(
     iterations=100,
     smoothing=1e-6,
     tolerance=1e-6,
-    start="mean",
+    start="medoid",
 ) -> Aggregator:
     r"""Geometric median: the point of least (weighted) sum of distances to the rows.
 
@@ -25,9 +25,7 @@ def geometric_median(
     Breakdown point 1/2. ``weights`` are the :math:`\alpha_i` (e.g. numbers of examples)
     and then count instead of heads.
 
-    Edge cases: rows with NaN, inf or an overflowing norm have weight 0. A huge but
-    finite row is far away: every 10 iterations bring the iterate some powers of ten
-    nearer.
+    Edge cases: rows with NaN, inf or an overflowing norm have weight 0.
 
     Args:
       num_byzantine: declared budget, ``0 <= f < n/2``; checked, and used to find a
@@ -35,8 +33,10 @@ def geometric_median(
       iterations: Weiszfeld steps, >= 1.
       smoothing: :math:`\nu > 0`, in units of the updates; may be traced.
       tolerance: stop moving when no weight changes by more, >= 0; may be traced.
-      start: ``"mean"`` or ``"origin"`` (three iterations from the origin with
-        ``smoothing=0.1`` are a widely used default, not translation equivariant).
+      start: ``"medoid"``, the mean with far rows scaled down to the medoid's median
+        distance; ``"mean"``, from which one huge row takes many iterations to leave;
+        ``"origin"`` (three iterations from there with ``smoothing=0.1`` are a widely
+        used default, not translation equivariant).
 
     Returns:
       Aggregator; honours ``weights``.
@@ -55,7 +55,7 @@ def geometric_median(
     _validate.count("iterations", iterations)
     _validate.positive("smoothing", smoothing)
     _validate.nonnegative("tolerance", tolerance)
-    _validate.choice("start", start, ("mean", "origin"))
+    _validate.choice("start", start, ("medoid", "mean", "origin"))
 
     def weigh(geometry, state, weights):
         if weights is not None:
@@ -68,7 +68,7 @@ def geometric_median(
             tolerance=tolerance,
             start=start,
         )
-        valid = True if f is None else (f >= 0) & (2 * f < geometry.count)
+        valid = True if f is None else geometry.outvotes(f)
         return jnp.where(valid, w, jnp.nan), state
 
     return _compose.geometric(

@@ -69,7 +69,7 @@ def centered_clipping(
         w = _affine.centered_clipping(
             geometry, clip_norm=clip_norm, iterations=iterations
         )
-        valid = True if f is None else (f >= 0) & (2 * f < geometry.count)
+        valid = True if f is None else geometry.outvotes(f)
         return jnp.where(valid, w, jnp.nan), state
 
     def reference(state, extra):

@@ -170,6 +170,11 @@ def bulyan(
     condition = _condition(f, 4, 3 if check or frozen else 1, "bulyan", frozen)
     if select is not None:
         _validate.count("select", select)
+        if not frozen:
+            raise ValueError(
+                f"select is for selection='frozen' only, got select={select} with "
+                f"selection={selection!r}. Leave it out."
+            )
     static = _validate.is_concrete(f)
 
     def matrix(geometry, state):

@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxfed import _validate
 from jaxfed.reductions._gram import Geometry, product, smallest
-from jaxfed.reductions._selection import average, outvoted
+from jaxfed.reductions._selection import average
 
 FORMS = ("original", "projected")
 # FilterL2 is content with a top eigenvalue below this many sigma.
@@ -70,7 +70,7 @@ def arc_factors(norms, present, f):
     clipped = 2 * f * (n - f) // jnp.maximum(n, 1)
     largest = -jnp.sort(jnp.where(present, -norms, jnp.inf))
     radius = jnp.take(largest, clipped, mode="clip")
-    return jnp.where((f >= 0) & (2 * f < n), _shrink(norms, radius), jnp.nan)
+    return jnp.where((f >= 0) & (f < n - f), _shrink(norms, radius), jnp.nan)
 
 
 def bucketing_matrix(geometry: Geometry, order, size):
@@ -140,7 +140,7 @@ def cge(geometry: Geometry, f):
     """
     norms = jnp.where(geometry.present, _norms(geometry), jnp.inf)
     chosen = smallest(norms, geometry.count - f)
-    return average(geometry, chosen, outvoted(geometry, f))
+    return average(geometry, chosen, geometry.outvotes(f))
 
 
 def _top_eigenpair(a):
@@ -199,7 +199,7 @@ def _passes(geometry: Geometry, f):
 def _filtered(geometry: Geometry, f, weights):
     """Return weights; NaN unless ``2f < n`` and at most f rows are not usable."""
     bad = geometry.count - jnp.sum(geometry.usable, dtype=jnp.int32)
-    return geometry.pad(jnp.where(outvoted(geometry, f) & (bad <= f), weights, jnp.nan))
+    return geometry.pad(jnp.where(geometry.outvotes(f) & (bad <= f), weights, jnp.nan))
 
 
 def caf(geometry: Geometry, f):

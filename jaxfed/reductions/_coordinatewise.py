@@ -272,7 +272,7 @@ def all_but(n, f):
     """Return ``n - f``; 0 (which gives NaN) unless ``0 <= f < n/2``."""
     if _validate.is_concrete(n) and _validate.is_concrete(f):
         return n - f
-    return jnp.where((0 <= f) & (2 * f < n), n - f, 0)
+    return jnp.where((0 <= f) & (f < n - f), n - f, 0)
 
 
 def majority(updates, mask=None):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The geometric median by Weiszfeld's iteration on weights."""
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxfed.reductions._gram import Geometry, product
 
@@ -14,7 +14,7 @@ def geometric_median(
     iterations=100,
     smoothing=1e-6,
     tolerance=1e-6,
-    start="mean",
+    start="medoid",
 ):
     """Return weights ``[n + anchors]`` of the smoothed geometric median.
 
@@ -29,6 +29,14 @@ def geometric_median(
     first = geometry.pad(own / jnp.sum(own))
     if start == "origin":
         first = geometry.one_hot("origin")
+    elif start == "medoid":
+        # A mean in which far rows count in inverse proportion to their distance.
+        far = jnp.sqrt(geometry.sq_distances()[geometry.medoid()])
+        ordered = jnp.sort(jnp.where(geometry.present, far, jnp.inf))
+        near = jnp.take(ordered, geometry.count // 2, mode="clip")
+        share = jnp.where(far > near, near / jnp.maximum(far, near), 1)
+        share = lax.stop_gradient(jnp.where(geometry.usable, share, 0)) * own
+        first = geometry.pad(share / jnp.sum(share))
 
     def step(w, _):
         # About the heaviest row, the distance to a row that is almost reached keeps
@@ -42,4 +50,4 @@ def geometric_median(
         still = jnp.max(jnp.abs(new - w)) <= tolerance
         return jnp.where(still, w, new), None
 
-    return jax.lax.scan(step, first, None, length=iterations)[0]
+    return lax.scan(step, first, None, length=iterations)[0]

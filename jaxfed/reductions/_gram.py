@@ -24,7 +24,8 @@ class Geometry:
     Attributes:
       gram: ``[n + a, n + a]`` inner products, clients first, then ``a`` anchors; rows
         and columns of clients that are not ``usable`` are 0.
-      usable: bool ``[n]``, present and finite (squares included).
+      usable: bool ``[n]``, present and finite (sums of squares included: in float32
+        norms up to about ``2e18 / n``).
       present: bool ``[n]``, takes part.
       anchors: names of the anchors, static.
       dim: number of parameters of one client's update, static; None if unknown.
@@ -50,6 +51,10 @@ class Geometry:
     def count(self):
         """Number of clients that take part, non-finite ones included."""
         return jnp.sum(self.present, dtype=jnp.int32)
+
+    def outvotes(self, f):
+        """Whether ``0 <= 2 f < count``, for any f an integer can hold."""
+        return (f >= 0) & (f < self.count - f)
 
     def index(self, anchor):
         """Return where an anchor stands in ``gram``."""
@@ -226,7 +231,9 @@ def geometry(
         ]
         gram += _leaf_gram(x, points, centre)
     present = jnp.ones(n, bool) if mask is None else mask
-    usable = present & jnp.isfinite(jnp.diagonal(gram)[:n])
+    # Sums and products of squared distances must not overflow either.
+    limit = jnp.finfo(gram.dtype).max / (64 * (n + 1) ** 2)
+    usable = present & (jnp.diagonal(gram)[:n] <= limit)
     real = jnp.concatenate([usable, jnp.ones(size - n, bool)])
     gram = jnp.where(real[:, None] & real[None, :], gram, 0)
     return Geometry(gram, usable, present, tuple(anchors), dim)
@@ -278,6 +285,6 @@ def nnm_matrix(geometry: Geometry, num_byzantine):
     d = jnp.where(geometry.present[None, :], d, jnp.inf)
     k = geometry.count - num_byzantine
     near = jax.vmap(smallest, (0, None))(d, k) & geometry.present[:, None]
-    valid = (2 * num_byzantine < geometry.count) & (num_byzantine >= 0)
+    valid = geometry.outvotes(num_byzantine)
     near = jnp.where(valid, near / k.astype(geometry.gram.dtype), jnp.nan)
     return geometry.pad(near)

@@ -27,11 +27,6 @@ def average(geometry: Geometry, selected, valid=True):
     return geometry.pad(jnp.where(valid, weights, jnp.nan))
 
 
-def outvoted(geometry: Geometry, f):
-    """Whether a traced f and the clients present satisfy ``0 <= 2 f < n``."""
-    return (f >= 0) & (2 * f < geometry.count)
-
-
 class Neighbours(NamedTuple):
     """Every row's other rows, nearest first; the row itself comes last.
 
@@ -87,7 +82,7 @@ def krum(geometry: Geometry, f, *, select=1, score="squared", neighbors="n-f-2")
     """
     others = neighbours(geometry, score)
     scores = krum_scores(geometry, others, f, neighbors, geometry.present)
-    return average(geometry, smallest(scores, select), outvoted(geometry, f))
+    return average(geometry, smallest(scores, select), geometry.outvotes(f))
 
 
 def bulyan_matrix(
@@ -138,7 +133,7 @@ def bulyan_matrix(
 
     _, rows = jax.lax.scan(pick, geometry.present, jnp.arange(size))
     rows = jnp.where(jnp.arange(size)[:, None] < theta, rows, 0)
-    return jnp.where(outvoted(geometry, 2 * f), rows, jnp.nan)
+    return jnp.where(geometry.outvotes(f) & geometry.outvotes(2 * f), rows, jnp.nan)
 
 
 def monna(geometry: Geometry, f, *, trusted=0):
@@ -147,5 +142,5 @@ def monna(geometry: Geometry, f, *, trusted=0):
     Cost: ``O(n log n)``. See :func:`jaxfed.aggregators.monna`.
     """
     d = jnp.where(geometry.present, geometry.sq_distances()[trusted], jnp.inf)
-    valid = outvoted(geometry, f) & geometry.usable[trusted]
+    valid = geometry.outvotes(f) & geometry.usable[trusted]
     return average(geometry, smallest(d, geometry.count - f), valid)

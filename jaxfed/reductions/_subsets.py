@@ -117,7 +117,7 @@ def _select(choose, matrix, geometry, f, remedy):
             f"{'' if static else ', or a Python int for num_byzantine'}."
         )
     count = jnp.asarray(geometry.count, jnp.int32)
-    valid = (0 <= f) & (2 * f < count)
+    valid = (0 <= f) & (f < count - f)
     clipped = jnp.clip(jnp.asarray(f, jnp.int32), 0, jnp.maximum((count - 1) // 2, 0))
     order = jnp.argsort(~geometry.present)  # stable: lexicographic order is kept
     matrix = lax.stop_gradient(matrix)[order][:, order]
@@ -480,5 +480,5 @@ def _window(geometry, num_byzantine, *, widest=False):
 
     start = tied & jnp.isfinite(least), jnp.zeros(n, bool)
     chosen = lax.while_loop(lambda carry: jnp.any(carry[0]), earlier, start)[1]
-    valid = (0 <= f) & (2 * f < count) & jnp.isfinite(least)
+    valid = (0 <= f) & (f < count - f) & jnp.isfinite(least)
     return jnp.where(valid, chosen / k.astype(rows.dtype), jnp.nan)
