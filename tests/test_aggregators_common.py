@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from jax.sharding import NamedSharding
@@ -358,7 +358,7 @@ def test_state_rides_in_scan_and_compiles_once(name):
     )
     state, first = step(state, x)
     state, second = step(state, jax.tree.map(lambda u: u + 1, x))
-    assert len(traces) == 1 and step.cache_size() == 1
+    assert len(traces) == 1 and step._cache_size() == 1
     several = jax.tree.map(lambda a, b: jnp.stack([a, b]), x, x)
     _, outs = jax.lax.scan(step, state, several)
     if not jax.tree.leaves(state):  # else it starts from where it was
@@ -683,6 +683,7 @@ def test_any_values_any_bad_rows(name, problem):
     rule, f = RULES[name], budget(name, len(x), f)
     bad = bad[:f]
     x[problem[2][f:]] = 1.0
+    assume(name != "monna" or 0 not in bad)  # it trusts row 0
     out = compiled(name, f)(x)
     honest = np.delete(x, bad, axis=0)
     if rule.robust:
@@ -698,5 +699,9 @@ def test_any_values_any_bad_rows(name, problem):
         assert np.all(out <= honest.max(0) + tol)
     if rule.clear and len(bad) == 0:
         close(out, rule.oracle(x, f), oracles.tolerance(x))
-    elif name in ("nnm+median", "meamed", "phocas", "krum", "mda"):
+    elif name in ("nnm+median", "krum", "mda"):
+        # Squares of 1e30 overflow: such a row is not finite to a rule of distances.
+        seen = np.where(np.abs(x) < 1e15, x, np.nan)
+        close(out, rule.oracle(seen, f), oracles.tolerance(near))
+    elif name in ("meamed", "phocas"):
         close(out, rule.oracle(x, f), oracles.tolerance(near))

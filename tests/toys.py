@@ -35,7 +35,7 @@ def quick_jit(fun, **options):
                 raise
         return fun(*args, **kwargs)
 
-    call.lower, call.cache_size = fast.lower, fast._cache_size
+    call.lower, call._cache_size = fast.lower, fast._cache_size
     return call
 
 
