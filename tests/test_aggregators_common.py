@@ -690,8 +690,10 @@ def test_any_values_any_bad_rows(name, problem):
         assert np.all(np.isfinite(out))
         near = x[np.isfinite(x).all(1) & (np.abs(x) < 1e5).all(1)]
         span, tol = allowed(name, near), oracles.tolerance(near)
-        if "geometric_median" in name:
-            tol = 20.0
+        if "geometric_median" in name or "arc" in name:
+            tol += np.linalg.norm(near, axis=1).max()  # a clipped row is in that ball
+        if name == "centered_clipping":
+            tol += 3 * 2.0  # iterations, each at most clip_norm long
         assert np.all(out >= span.min(0) - tol) and np.all(out <= span.max(0) + tol)
     if name in COORDINATES:
         tol = oracles.tolerance(honest)
