@@ -72,6 +72,7 @@ DIFFERS = {  # by definition
     "smea": "its eigenvalues are one random power step",
     "caf": "its eigenvectors are one random power step",
     "geometric_median": "it stops after 3 steps from the origin",
+    "meamed": "it has no rule for values equally near the median up to rounding",
 }
 GRAM = (KRUM, MULTI_KRUM, "monna", "nnm", WEISZFELD_3, "geometric_median", "caf")
 GRAM += (CLIPPING, "arc")
