@@ -36,6 +36,20 @@ COORDINATES = [name for name in ROBUST if RULES[name].inside == "coordinates"]
 FEW = ["mean", "median", "meamed", "krum", "bulyan", "smea", "caf", "nnm+trimmed_mean"]
 
 
+def with_sizes(names, sizes):
+    """Pair rules with sizes ``(n, ...)``.
+
+    Oracles of searches would take minutes above 12 clients; ``test_subsets.py`` and
+    the benchmark go further.
+    """
+    return [
+        (name, *size)
+        for name in names
+        for size in sizes
+        if size[0] <= 12 or not RULES[name].search
+    ]
+
+
 def spread_rows(n, d, seed=0):
     """Rows that differ in size and place, so that no distances are tied."""
     rng = np.random.default_rng(seed)
@@ -89,12 +103,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("n", "f", "d"), SHAPES)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "n", "f", "d"), with_sizes(RULES, SHAPES))
 def test_matches_the_oracle(name, n, f, d):
     rule, f = RULES[name], budget(name, n, f)
-    if rule.search and n > 11:
-        return  # the oracle would take minutes; tests of the searches go further
     run = compiled(name, f)
     for kind, x in kinds(n, d):
         if kind in ("tied", "duplicated") and not rule.clear:
@@ -103,11 +114,11 @@ def test_matches_the_oracle(name, n, f, d):
         close(actual, rule.oracle(x, f), oracles.tolerance(x))
 
 
-@pytest.mark.parametrize("n", [9, 64, 130])
-@pytest.mark.parametrize("name", [n for n, rule in RULES.items() if rule.exact])
+EXACT = [name for name, rule in RULES.items() if rule.exact]
+
+
+@pytest.mark.parametrize(("name", "n"), with_sizes(EXACT, [(9,), (64,), (130,)]))
 def test_equal_rows_are_returned(name, n):
-    if RULES[name].search and n > 9:
-        return
     row = np.random.default_rng(2).normal(size=64).astype(np.float32)
     out = compiled(name, budget(name, n, (n - 1) // 3))(np.tile(row, (n, 1)))
     assert np.all(np.abs(out - row) <= 4 * np.spacing(np.abs(row)))
@@ -199,11 +210,8 @@ def allowed(name, honest, zeros=False):
     return np.concatenate([honest, np.zeros((1, honest.shape[1]))]) if zeros else honest
 
 
-@pytest.mark.parametrize(("n", "f"), [(11, 5), (70, 9)])
-@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize(("name", "n", "f"), with_sizes(ROBUST, [(11, 5), (70, 9)]))
 def test_f_bad_rows_are_survived(name, n, f):
-    if RULES[name].search and n > 11:
-        return
     f = budget(name, n, f)
     run = compiled(name, f)
     for kind, value in BAD.items():
@@ -284,14 +292,13 @@ def test_averages_are_not_protected(name):
 
 
 @pytest.mark.parametrize("content", [0.0, 1e30, np.nan, np.inf])
-@pytest.mark.parametrize("n", [12, 40])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("name", "n"), with_sizes(RULES, [(12,)]) + with_sizes(FEW, [(40,)])
+)
 def test_a_masked_row_is_a_removed_row(name, n, content):
     x = spread_rows(n, 12)
     mask = np.random.default_rng(6).random(n) < 0.7
     x[~mask] = content
-    if n > 12 and (RULES[name].search or name not in FEW):
-        return
     f = budget(name, int(mask.sum()), 2)
     run = compiled(name, f)
     out = join(run(split(x), mask=mask)) if n == 12 else run(x, mask=mask)
@@ -495,13 +502,10 @@ def test_gradients_agree_with_finite_differences(name):
             assert abs(grad[i, j] - slope) < 1e-7
 
 
-@pytest.mark.parametrize("n", [11, 70])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("name", "n"), with_sizes(RULES, [(11,)]) + with_sizes(FEW, [(70,)])
+)
 def test_gradients_are_finite_with_bad_rows(name, n):
-    if n > 11 and name not in FEW:
-        return
-    if n > 11 and RULES[name].search:
-        return
     run = compiled(name, 2)
     grad = quick_jit(jax.grad(lambda x: jnp.sum(jnp.square(run(x)))))
     far = RULES[name].inside == "coordinates" or name in ("krum", "bulyan", "caf")
