@@ -501,7 +501,7 @@ def test_gradients_agree_with_finite_differences(name):
             step = np.zeros_like(x)
             step[i, j] = 1e-5
             slope = float(value(x + step) - value(x - step)) / 2e-5
-            assert abs(grad[i, j] - slope) < 1e-7
+            assert abs(grad[i, j] - slope) < 1e-8
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def test_inspect_weights_sum_to_one(name):
     if RULES[name].inside == "origin" and name != "cge":
         assert 0 < total <= 1 + 1e-6  # the rest came from the origin or the centre
     else:
-        assert abs(total - 1) < 3e-6
+        assert abs(total - 1) < 12 * np.finfo(np.float32).eps  # one for each client
     assert abs(float(info.influence) - float(info.weights[10:].sum())) < 1e-6
     out, _, same = quick_jit(rule.observe)(x, rule.init(x[0]), x[0], **extra)
     close(same.weights, info.weights, 1e-6)
