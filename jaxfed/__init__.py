@@ -17,6 +17,7 @@ from jaxfed._base import Info as Info
 from jaxfed._base import LocalWork as LocalWork
 from jaxfed._base import Mechanism as Mechanism
 from jaxfed._base import PreAggregator as PreAggregator
+from jaxfed._base import Sensitivity as Sensitivity
 from jaxfed._base import ServerHalf as ServerHalf
 from jaxfed._base import Shard as Shard
 from jaxfed.algorithms import as_optimizer as as_optimizer
@@ -24,6 +25,7 @@ from jaxfed.algorithms import from_chains as from_chains
 from jaxfed.links import accumulate as accumulate
 from jaxfed.links import per_client as per_client
 from jaxfed.local import gradient as gradient
+from jaxfed.local import local_sgd as local_sgd
 from jaxfed.naming import make_aggregator as make_aggregator
 from jaxfed.naming import make_algorithm as make_algorithm
 from jaxfed.naming import make_attack as make_attack
@@ -43,6 +45,7 @@ __all__ = [
     "LocalWork",
     "Mechanism",
     "PreAggregator",
+    "Sensitivity",
     "ServerHalf",
     "Shard",
     "Simulation",
@@ -55,6 +58,7 @@ __all__ = [
     "byzantine_ids",
     "from_chains",
     "gradient",
+    "local_sgd",
     "make_aggregator",
     "make_algorithm",
     "make_attack",

@@ -41,10 +41,27 @@ class Info(NamedTuple):
         Coordinate-wise rules: the share of coordinates in which it was kept.
       influence: scalar, total weight of the Byzantine clients; NaN if who they are
         was not given.
+      details: what else a rule has to say, by name; joins the metrics of a round.
     """
 
     weights: jax.Array
     influence: jax.Array
+    details: Metrics = {}
+
+
+class Sensitivity(NamedTuple):
+    """How far one honest client can move an aggregate; needed under central privacy.
+
+    Attributes:
+      bound: ``(num_clients, radius, *, dim=None, mode="tight") -> float``, the L2
+        distance between two aggregates whose inputs differ in one honest row, both
+        versions of norm at most ``radius``. Mode ``"paper"`` is the printed value.
+      bounded_inputs: whether every other row, Byzantine ones included, must have norm
+        at most ``radius`` too.
+    """
+
+    bound: Callable[..., float]
+    bounded_inputs: bool = False
 
 
 class Geometric(NamedTuple):
@@ -88,6 +105,7 @@ class Aggregator(optax.GradientTransformationExtraArgs):
       num_byzantine: declared budget f, or None for a rule without one.
       geometric: :class:`Geometric` for rules of pairwise inner products, else None.
       stages: what :func:`jaxfed.aggregators.compose` joined, else ``(self,)``.
+      sensitivity: :class:`Sensitivity`, None where no bound is known.
     """
 
     def __new__(
@@ -100,6 +118,7 @@ class Aggregator(optax.GradientTransformationExtraArgs):
         num_byzantine=None,
         geometric=None,
         stages=None,
+        sensitivity=None,
     ):
         """Attach the attributes to an ordinary optax transformation."""
 
@@ -113,6 +132,7 @@ class Aggregator(optax.GradientTransformationExtraArgs):
         self.num_byzantine = num_byzantine
         self.geometric = geometric
         self.stages = (self,) if stages is None else stages
+        self.sensitivity = sensitivity
         return self
 
 
@@ -145,7 +165,9 @@ class Attack(NamedTuple):
     Attributes:
       poison: ``(shards, byzantine) -> shards``, data poisoning before training.
       wire: optax link, stacked to stacked; its ``update`` takes ``byzantine`` (bool
-        ``[n]``) and ``probe(uploads) -> model step``, a dry run of the server half.
+        ``[n]``) and, in a simulation, ``probe(uploads) -> model step`` (a dry run of
+        the server half), ``message`` (what was broadcast), ``cohort`` (ids of the rows,
+        None for all) and ``key`` (randomness of the round).
       needs_data: whether the Byzantine clients must own shards.
     """
 
@@ -181,19 +203,24 @@ class Mechanism(NamedTuple):
       clip_norm: radius of that clip.
       noise_std: standard deviation per coordinate of what is sent.
       model: ``"local"`` (noise on the client) or ``"central"`` (behind the rule).
+      bound: sensitivity of what the noise is added to, where it is not that of one
+        message: central noise, and messages whose clip is no L2 ball.
     """
 
     unit: str
     clip_norm: Any
     noise_std: Any
     model: str = "local"
+    bound: Any = None
 
     def sensitivity(self, examples: int) -> float:
-        """L2 distance one replaced example can move one message.
+        """L2 distance one replaced unit can move what the noise is added to.
 
-        ``2 C`` for a clipped message, ``2 C / examples`` for an average of
-        ``examples`` clipped gradients.
+        ``bound`` if there is one; else ``2 C`` for a clipped message and
+        ``2 C / examples`` for an average of ``examples`` clipped gradients.
         """
+        if self.bound is not None:
+            return self.bound
         return 2 * self.clip_norm / (examples if self.unit == "example" else 1)
 
 
@@ -237,6 +264,8 @@ class FedAlgorithm(NamedTuple):
       mechanism: its clip and noise, or None for a method without privacy.
       client_tx: the client half's optax chain, None where it is not one.
       server_tx: the server half's optax chain, None where it is not one.
+      root_work: local work the server does on trusted data of its own each round, whose
+        update goes to ``server.update`` as ``reference``; None where there is none.
     """
 
     client: ClientHalf
@@ -245,3 +274,4 @@ class FedAlgorithm(NamedTuple):
     mechanism: Mechanism | None = None
     client_tx: optax.GradientTransformation | None = None
     server_tx: optax.GradientTransformation | None = None
+    root_work: LocalWork | None = None

@@ -184,6 +184,11 @@ def _mix_jvp(primals, tangents):
     return _mix(*primals), moved + moved_total[:, None] * centre
 
 
+def cast_like(tree, params):
+    """Return a tree with the dtypes of ``params``."""
+    return jax.tree.map(lambda x, p: x.astype(p.dtype), tree, params)
+
+
 def row_norms(updates):
     """Return the norm ``[n]`` of every client's tree; inf where it is not finite."""
     total = sum(map(_row_squares, jax.tree.leaves(updates)))

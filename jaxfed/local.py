@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jaxfed import _tree, _validate
-from jaxfed._base import Message, Shard
+from jaxfed import _keys, _tree, _validate
+from jaxfed._base import Aggregator, Message, Shard
 from jaxfed.privacy.mechanisms import clip_tree
 
 
@@ -54,20 +55,31 @@ class Gradient:
       batch_size: examples a round, None for the whole shard.
       clip_norm: radius of the clip of each example's gradient, None if there is none.
       microbatch: examples whose gradients are in memory at a time, None for all.
+      reducer: aggregator of the examples' gradients, None for their mean.
     """
 
     loss_fn: Callable[..., jax.Array]
     batch_size: int | None
-    clip_norm: Any
-    microbatch: int | None
+    clip_norm: Any = None
+    microbatch: int | None = None
+    reducer: Aggregator | None = None
 
     def __call__(self, message: Message, shard: Shard, key):
         """Return the (clipped) mean gradient and ``{"loss": mean loss}``."""
         batch, weights = sample(key, shard, self.batch_size)
+        loss, update = self.at(message["params"], batch, weights)
+        return update, {"loss": loss}
+
+    def at(self, params, batch, weights):
+        """Return mean loss and gradient at ``params``, zeros if no weight is positive.
+
+        Args:
+          params: where.
+          batch: leaves ``[b, ...]``.
+          weights: ``[b]``, 1 for an example and 0 for padding.
+        """
         total = jnp.maximum(jnp.sum(weights), 1)
-        empty = shard.count == 0
-        params = message["params"]
-        if self.clip_norm is None:
+        if self.clip_norm is None and self.reducer is None:
 
             def mean_loss(p):
                 losses = self._losses(p, batch, weights.shape)
@@ -75,8 +87,8 @@ class Gradient:
 
             loss, update = jax.value_and_grad(mean_loss)(params)
             # A client without examples has nothing but padding to differentiate.
-            update = jax.tree.map(lambda g: jnp.where(empty, 0, g), update)
-            return update, {"loss": loss}
+            empty = jnp.sum(weights) == 0
+            return loss, jax.tree.map(lambda g: jnp.where(empty, 0, g), update)
 
         def one(example, weight):
             def single_loss(p):
@@ -84,13 +96,21 @@ class Gradient:
                 return self._losses(p, batch, (1,))[0]
 
             loss, grad = jax.value_and_grad(single_loss)(params)
-            grad = clip_tree(grad, jnp.where(weight > 0, self.clip_norm, 0))
+            if self.clip_norm is not None:
+                grad = clip_tree(grad, jnp.where(weight > 0, self.clip_norm, 0))
             wide = jax.tree.map(lambda g: g.astype(_tree.accumulator(g.dtype)), grad)
             return wide, jnp.where(weight > 0, loss, 0)
 
+        if self.reducer is not None:
+            grads, losses = jax.vmap(one)(batch, weights)
+            rule = self.reducer
+            update, _ = rule.update(grads, rule.init(params), mask=weights > 0)
+            empty = jnp.sum(weights) == 0
+            update = jax.tree.map(lambda g: jnp.where(empty, 0, g), update)
+            return jnp.sum(losses) / total, _tree.cast_like(update, params)
         grads, losses = self._sum(one, batch, weights)
-        update = jax.tree.map(lambda g, p: (g / total).astype(p.dtype), grads, params)
-        return update, {"loss": losses / total}
+        mean = jax.tree.map(lambda g: g / total, grads)
+        return losses / total, _tree.cast_like(mean, params)
 
     def _losses(self, params, batch, shape):
         losses = self.loss_fn(params, batch)
@@ -126,7 +146,154 @@ class Gradient:
         return jax.lax.scan(add, first, jax.tree.map(lambda x: x[1:], cut))[0]
 
 
-def gradient(loss_fn, *, batch_size=None, clip_norm=None, microbatch=None) -> Gradient:
+@dataclass(frozen=True)
+class LocalSGD:
+    """Local work made by :func:`local_sgd`; a callable with its facts as attributes.
+
+    Attributes:
+      gradient: the :class:`Gradient` taken in each step.
+      optimizer: optax transformation, started afresh each round.
+      steps: steps a round, None where epochs are counted.
+      epochs: passes over the shard a round, None where steps are counted.
+    """
+
+    gradient: Gradient
+    optimizer: optax.GradientTransformation
+    steps: int | None
+    epochs: int | None
+
+    @property
+    def batch_size(self):
+        """Examples a step, None for the whole shard."""
+        return self.gradient.batch_size
+
+    @property
+    def clip_norm(self):
+        """Radius of the clip of each example's gradient, None if there is none."""
+        return self.gradient.clip_norm
+
+    def __call__(
+        self, message: Message, shard: Shard, key, *, proximal=0.0, correction=None
+    ):
+        r"""Return how far the parameters went down, and the first batch's loss.
+
+        Args:
+          message: its ``"params"`` are where the steps start.
+          shard: one client's examples.
+          key: typed key of the batches.
+          proximal: mu >= 0, adds :math:`\mu (x - x_0)` to each gradient; may be traced.
+          correction: tree like params that is added to each gradient; None: zeros.
+
+        Returns:
+          ``(params - final params, {"loss"})``.
+        """
+        _validate.nonnegative("proximal", proximal)
+        start = message["params"]
+        batch_of, number = self._batches(shard, key)
+        optimizer = optax.with_extra_args_support(self.optimizer)
+
+        def step(carry, u):
+            x, state = carry
+            batch, weights = batch_of(u)
+            loss, grad = self.gradient.at(x, batch, weights)
+            if correction is not None:
+                grad = jax.tree.map(jnp.add, grad, correction)
+            if not (_validate.is_concrete(proximal) and proximal == 0):
+                pull = jax.tree.map(jnp.subtract, x, start)
+                grad = jax.tree.map(
+                    lambda g, p: g + jnp.asarray(proximal, g.dtype) * p, grad, pull
+                )
+            moved, new = optimizer.update(grad, state, x)
+            new = optax.apply_updates(x, moved), new
+            # Batches beyond a client's examples are no steps.
+            real = jnp.sum(weights) > 0
+            return jax.tree.map(lambda a, b: jnp.where(real, a, b), new, carry), loss
+
+        carry = (start, optimizer.init(start))
+        (end, _), losses = jax.lax.scan(step, carry, jnp.arange(number))
+        return jax.tree.map(jnp.subtract, start, end), {"loss": losses[0]}
+
+    def gradient_at(self, params, shard: Shard, key):
+        """Return the gradient at ``params`` on the first batch of a call."""
+        batch_of, _ = self._batches(shard, key)
+        return self.gradient.at(params, *batch_of(jnp.int32(0)))[1]
+
+    def _batches(self, shard, key):
+        """Return ``u -> (batch, weights)`` and the number of batches."""
+        size = self.batch_size
+        if self.steps is not None:
+            return lambda u: sample(_keys.fold(key, u), shard, size), self.steps
+        capacity = jax.tree.leaves(shard.data)[0].shape[0]
+        size = capacity if size is None else min(size, capacity)
+        per_epoch = -(-capacity // size)
+
+        def batch_of(u):
+            epoch, at = jnp.divmod(u, per_epoch)
+            score = jax.random.uniform(_keys.fold(key, epoch), (capacity,))
+            order = jnp.argsort(jnp.where(jnp.arange(capacity) < shard.count, score, 2))
+            place = at * size + jnp.arange(size)
+            real = place < shard.count
+            index = order[jnp.where(real, place, 0)]
+            batch = jax.tree.map(lambda x: x[index], shard.data)
+            return batch, real.astype(jnp.float32)
+
+        return batch_of, self.epochs * per_epoch
+
+
+def local_sgd(
+    loss_fn, optimizer, *, steps=None, epochs=None, batch_size=None, clip_norm=None
+) -> LocalSGD:
+    r"""Several steps of an optimizer from the broadcast parameters.
+
+    What is sent is :math:`x_0 - x_U`, which points down like a gradient: the server
+    subtracts it (with step size 1 the mean of the clients' models results). One step of
+    ``optax.sgd(eta)`` sends eta times :func:`gradient`.
+
+    Args:
+      loss_fn: ``(params, batch) -> [b]`` losses, one per example.
+      optimizer: any optax transformation, e.g. ``optax.sgd(0.01)``; its state starts
+        afresh in each round.
+      steps: U >= 1 steps, each on a fresh batch drawn uniformly without replacement
+        (a client with fewer examples uses all of them). Exactly one of this and
+        ``epochs``.
+      epochs: passes over the client's examples, each in a fresh random order, the last
+        batch of a pass being what is left over. Clients with fewer examples take fewer
+        steps.
+      batch_size: B >= 1 examples a step; None: the whole shard.
+      clip_norm: C > 0 for clipping each example's gradient, may be traced; None: none.
+
+    Returns:
+      Local work ``(message, shard, key) -> (update, {"loss"})``, the loss being that of
+      the first batch. A client without examples returns zeros.
+
+    Raises:
+      ValueError: for numbers out of range, or not exactly one of ``steps`` and
+        ``epochs``.
+      TypeError: if ``optimizer`` is no optax transformation.
+
+    Cost:
+      One scan over the steps: memory for one gradient and the optimizer's state.
+    """
+    if (steps is None) == (epochs is None):
+        raise ValueError(
+            f"give exactly one of steps= and epochs=, got steps={steps} and "
+            f"epochs={epochs}."
+        )
+    _validate.count(
+        "epochs" if steps is None else "steps", epochs if steps is None else steps
+    )
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax transformation such as optax.sgd(0.01), got "
+            f"{optimizer!r}."
+        )
+    work = gradient(loss_fn, batch_size=batch_size, clip_norm=clip_norm)
+    return LocalSGD(work, optimizer, steps, epochs)
+
+
+def gradient(
+    loss_fn, *, batch_size=None, clip_norm=None, microbatch=None, reducer=None
+) -> Gradient:
     r"""One gradient at the broadcast parameters.
 
     Without ``clip_norm`` the gradient of the batch's mean loss; with it the mean of the
@@ -142,6 +309,8 @@ def gradient(loss_fn, *, batch_size=None, clip_norm=None, microbatch=None) -> Gr
       clip_norm: C > 0 for per-example clipping, may be traced; None: no clipping.
       microbatch: with ``clip_norm``, examples whose gradients are in memory at a time;
         None: all. Memory is ``microbatch * d`` floats a client.
+      reducer: aggregator that replaces the mean over examples, against wrong labels for
+        instance; takes ``batch_size * d`` floats a client. None: the mean.
 
     Returns:
       Local work ``(message, shard, key) -> (update, {"loss"})``. A client without
@@ -157,7 +326,9 @@ def gradient(loss_fn, *, batch_size=None, clip_norm=None, microbatch=None) -> Gr
         _validate.count("microbatch", microbatch)
     if clip_norm is not None:
         _validate.positive("clip_norm", clip_norm, finite=False)
-    return Gradient(loss_fn, batch_size, clip_norm, microbatch)
+    if reducer is not None and not isinstance(reducer, Aggregator):
+        raise TypeError(f"reducer must be an aggregator, got {reducer!r}.")
+    return Gradient(loss_fn, batch_size, clip_norm, microbatch, reducer)
 
 
-__all__ = ["Gradient", "gradient", "sample"]
+__all__ = ["Gradient", "LocalSGD", "gradient", "local_sgd", "sample"]

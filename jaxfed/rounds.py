@@ -9,9 +9,10 @@ import optax
 
 from jaxfed import _keys, _tree, _validate, sharding
 
-# Keeps these keys apart from those of noise links (folded by round and client too) when
+# Keep these keys apart from those of noise links (folded by round and client too) when
 # a user gives both the same seed.
 _LOCAL_WORK = 0x6C6F63
+_ATTACK = 0x617474
 
 
 class SimulationState(NamedTuple):
@@ -37,9 +38,10 @@ class Simulation(NamedTuple):
 
     Attributes:
       init: ``(params, key) -> state``.
-      step: ``(state, shards) -> (state, metrics)``, one round.
-      run: ``(state, shards, rounds) -> (state, metrics)``, scanned; metrics are
-        stacked ``[rounds]`` and ``rounds`` is a Python int.
+      step: ``(state, shards, root=None) -> (state, metrics)``, one round. ``root`` is
+        the server's own Shard, for methods with ``root_work``.
+      run: ``(state, shards, rounds, root=None) -> (state, metrics)``, scanned; metrics
+        are stacked ``[rounds]`` and ``rounds`` is a Python int.
       model: ``(state) -> params``.
     """
 
@@ -117,7 +119,7 @@ def simulate(
             f"mesh has {mesh.size} devices, which must divide num_clients="
             f"{num_clients}: use a multiple, or fewer devices."
         )
-    client, server = algorithm.client, algorithm.server
+    client, server, root_work = algorithm.client, algorithm.server, algorithm.root_work
     wire = optax.with_extra_args_support(
         optax.identity() if attack is None else attack.wire
     )
@@ -132,8 +134,9 @@ def simulate(
             round=jnp.zeros([], jnp.int32),
         )
 
-    def step(state, shards):
+    def step(state, shards, root=None):
         _check_shards(shards, num_clients)
+        _check_root(root, root_work)
         cohort = None
         if cohort_size is not None:
             cohort = jax.random.choice(
@@ -169,30 +172,40 @@ def simulate(
                 lambda old, new: old.at[ids].set(new), state.clients, clients
             )
 
+        extra = {"cohort": cohort}
+        if root_work is not None:
+            root_key = client_key(state.key, state.round, num_clients + 1)
+            extra["reference"], _ = root_work(message, root, root_key)
+
         def probe(uploads):
-            new, _ = server.update(uploads, state.server, cohort=cohort)
+            new, _ = server.update(uploads, state.server, **extra)
             return jax.tree.map(
                 jnp.subtract, server.model(new), server.model(state.server)
             )
 
         uploads = sharding.over_clients(uploads, mesh)
         uploads, attack_state = wire.update(
-            uploads, state.attack, message["params"], byzantine=byzantine, probe=probe
+            uploads,
+            state.attack,
+            message["params"],
+            byzantine=byzantine,
+            probe=probe,
+            message=message,
+            cohort=cohort,
+            key=_keys.fold(state.key, _ATTACK, state.round),
         )
         uploads = _tree.where_rows(_tree.finite_rows(uploads), uploads, jnp.inf)
         uploads = sharding.over_parameters(uploads, mesh)
         new_server, info = server.update(
-            uploads,
-            state.server,
-            cohort=cohort,
-            byzantine=byzantine if inspect else None,
+            uploads, state.server, byzantine=byzantine if inspect else None, **extra
         )
         honest = ~byzantine
         metrics = jax.tree.map(
             lambda m: jnp.sum(jnp.where(honest, m, 0)) / jnp.sum(honest), metrics
         )
         if info is not None:
-            metrics = metrics | info._asdict()
+            seen = {"weights": info.weights, "influence": info.influence}
+            metrics = metrics | seen | info.details
         new = SimulationState(
             clients,
             sharding.replicated(new_server, mesh),
@@ -202,9 +215,11 @@ def simulate(
         )
         return new, metrics
 
-    def run(state, shards, rounds):
+    def run(state, shards, rounds, root=None):
         _validate.count("rounds", rounds, minimum=0, maximum=_validate.LARGEST)
-        return jax.lax.scan(lambda s, _: step(s, shards), state, None, length=rounds)
+        return jax.lax.scan(
+            lambda s, _: step(s, shards, root), state, None, length=rounds
+        )
 
     return Simulation(init, step, run, lambda state: server.model(state.server))
 
@@ -229,6 +244,16 @@ def client_key(key, round, client_id):
     same ``key``, the one given to ``Simulation.init``.
     """
     return _keys.fold(_keys.as_key(key), _LOCAL_WORK, round, client_id)
+
+
+def _check_root(root, root_work):
+    if root_work is not None and root is None:
+        raise ValueError(
+            "this method compares clients with trusted data of the server: pass root=, "
+            "a Shard without client axis, to step or run."
+        )
+    if root_work is None and root is not None:
+        raise ValueError("root= was given, but this method has no use for it.")
 
 
 def _check_shards(shards, num_clients):

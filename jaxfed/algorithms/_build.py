@@ -33,6 +33,31 @@ class ServerState(NamedTuple):
     inner: tuple[optax.OptState, optax.OptState, optax.OptState]
 
 
+class Needs(NamedTuple):
+    """What a method asks of whoever builds it from a configuration.
+
+    Attributes:
+      local_steps: whether clients take several steps (``local_sgd``), not one gradient.
+      root_data: whether the server has trusted data of its own.
+      rule: text of the rule to take where none is named; None: ``"mean"`` for methods
+        that average by default, else the configuration's.
+    """
+
+    local_steps: bool = False
+    root_data: bool = False
+    rule: str | None = None
+
+
+def needs(**facts):
+    """Mark a factory with what its method needs; see :class:`Needs`."""
+
+    def mark(factory):
+        factory.needs = Needs(**facts)
+        return factory
+
+    return mark
+
+
 def _no_local_work(message, shard, key):
     raise ValueError(
         "this algorithm was built without local work: pass local_work=, for instance "
