@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links that know about clients: per-client state on the server or in simulation."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,43 +123,69 @@ def accumulate(step, initial=None) -> optax.GradientTransformation:
 
 
 class EmaState(NamedTuple):
-    """State of :func:`ema`: ``average``, like params."""
+    """State of :func:`ema`.
+
+    Attributes:
+      average: like params.
+      count: ``int32`` scalar, updates so far, where ``kept`` is a schedule.
+    """
 
     average: optax.Updates
+    count: Any = ()
 
 
 def ema(kept) -> optax.GradientTransformation:
     """Average what arrives: ``v <- kept * v + (1 - kept) * update``; v goes on.
 
-    ``optax.ema`` without debiasing, for traced ``kept`` as well: 16-bit leaves stay
-    16-bit, with the arithmetic in float32.
+    ``optax.ema`` without debiasing, for traced or scheduled ``kept`` as well: 16-bit
+    leaves stay 16-bit, with the arithmetic in float32.
 
     Args:
-      kept: weight of the past, ``0 <= kept < 1``; may be traced.
+      kept: weight of the past, ``0 <= kept < 1``; may be traced, or a schedule, a
+        function of the extra argument ``round`` (else of its own count of updates).
 
     Returns:
       Link, like params to like params, that starts from zeros.
 
     Raises:
-      ValueError: if ``kept`` is outside its range.
+      ValueError: if ``kept``, or a schedule's first value, is outside its range.
     """
-    _validate.unit_interval("kept", kept)
+    _validate.unit_interval("kept", at_round(kept, 0))
 
     def init(params):
-        return EmaState(start(None, params))
+        count = jnp.zeros([], jnp.int32) if callable(kept) else ()
+        return EmaState(start(None, params), count)
 
     def update(updates, state, params=None):
         del params
-
-        def leaf(u, v):
-            dtype = _tree.accumulator(u.dtype)
-            new, old = jnp.asarray(1 - kept, dtype), jnp.asarray(kept, dtype)
-            return (new * u.astype(dtype) + old * v.astype(dtype)).astype(v.dtype)
-
-        average = jax.tree.map(leaf, updates, state.average)
+        average = average_of(updates, state.average, kept)
         return average, EmaState(average)
 
+    def scheduled(updates, state, params=None, *, round=None, **extra):
+        del params, extra
+        now = kept(state.count if round is None else round)
+        average = average_of(updates, state.average, now)
+        return average, EmaState(average, optax.safe_increment(state.count))
+
+    if callable(kept):
+        return optax.GradientTransformationExtraArgs(init, scheduled)
     return optax.GradientTransformation(init, update)
+
+
+def average_of(updates, past, kept):
+    """Return ``kept * past + (1 - kept) * updates``, with the dtypes of ``past``."""
+
+    def leaf(u, v):
+        dtype = _tree.accumulator(u.dtype)
+        new, old = jnp.asarray(1 - kept, dtype), jnp.asarray(kept, dtype)
+        return (new * u.astype(dtype) + old * v.astype(dtype)).astype(v.dtype)
+
+    return jax.tree.map(leaf, updates, past)
+
+
+def at_round(value, round):
+    """Return the value of a number or schedule in a round."""
+    return value(round) if callable(value) else value
 
 
 def start(initial, params):

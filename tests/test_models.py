@@ -20,7 +20,13 @@ def init(model, shape):
 @pytest.mark.parametrize(
     ("name", "expected"),
     # Byz-Clip21-SGD2M sheet, section 6.3.
-    [("softmax", 7850), ("mlp", 203_530), ("cnn", 1_199_882), ("small_cnn", 17_082)],
+    [
+        ("softmax", 7850),
+        ("mlp", 203_530),
+        ("cnn", 1_199_882),
+        ("small_cnn", 17_082),
+        ("byzuldp_cnn", 26_010),  # ByzULDP sheet, table 5
+    ],
 )
 def test_number_of_parameters(name, expected):
     model = models.make_model(name, 10)
@@ -49,8 +55,8 @@ def test_logits(name):
 @pytest.mark.parametrize("name", models.MODELS)
 def test_models_take_images_of_all_the_sets(name):
     for shape in [(1, 28, 28, 1), (1, 32, 32, 3), (1, 8, 8, 1)]:
-        if name == "small_cnn" and shape[1] == 8:
-            with pytest.raises(ValueError, match="5x5 kernel to a 2x2 input.*'mlp'"):
+        if name in ("small_cnn", "byzuldp_cnn") and shape[1] == 8:
+            with pytest.raises(ValueError, match="kernel to a .* input.*'mlp'"):
                 init(models.make_model(name, 10), shape)
         else:
             assert size(init(models.make_model(name, 10), shape)) > 0

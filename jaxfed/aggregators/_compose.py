@@ -57,7 +57,7 @@ def mixing(
 
 
 def geometric(
-    name, weigh, num_byzantine=None, *, init=_empty, **attributes
+    name, weigh, num_byzantine=None, *, init=_empty, sensitivity=None, **attributes
 ) -> Aggregator:
     """Lift a rule of pairwise inner products to an aggregator.
 
@@ -66,10 +66,11 @@ def geometric(
       weigh: ``(Geometry, state, weights) -> ([n + anchors] weights, state)``.
       num_byzantine: declared budget, None if the rule has none.
       init: ``(params) -> state``.
+      sensitivity: :class:`Sensitivity`, None where no bound is known.
       **attributes: the other fields of :class:`Geometric`.
     """
     spec = Geometric(weigh, **attributes)
-    return _fuse((), spec, name, num_byzantine, init)
+    return _fuse((), spec, name, num_byzantine, init, sensitivity=sensitivity)
 
 
 def compose(*stages) -> Aggregator:
@@ -178,7 +179,7 @@ class _Fusion:
         return _tree.combine(weights[: first.n], self.updates, origin, total, point)
 
 
-def _fuse(pres, rule, name, f, init, stages=None) -> Aggregator:
+def _fuse(pres, rule, name, f, init, stages=None, sensitivity=None) -> Aggregator:
     """Build the aggregator of stages before a :class:`Geometric` or another rule."""
     spec = rule if isinstance(rule, Geometric) else rule.geometric
     pick = (lambda state: state) if stages is None else (lambda state: state[-1])
@@ -229,4 +230,5 @@ def _fuse(pres, rule, name, f, init, stages=None) -> Aggregator:
         num_byzantine=f,
         geometric=spec,
         stages=stages,
+        sensitivity=sensitivity,
     )

@@ -8,10 +8,11 @@ import optax
 from jaxfed import _validate, reductions
 from jaxfed._base import Aggregator, Geometric
 from jaxfed.aggregators import _compose
+from jaxfed.privacy import sensitivity
 from jaxfed.reductions import _coordinatewise, _sorted
 
 
-def lift(name, mean, weights, numbers, num_byzantine=None) -> Aggregator:
+def lift(name, mean, weights, numbers, num_byzantine=None, bound=None) -> Aggregator:
     """Lift a kernel on stacked trees to a stateless aggregator.
 
     Args:
@@ -20,6 +21,7 @@ def lift(name, mean, weights, numbers, num_byzantine=None) -> Aggregator:
       weights: the same arguments, a tree of ``[n, ...]``, how far each value was kept.
       numbers: ``(number of present clients) -> numbers``; they may be traced.
       num_byzantine: declared budget, None if the rule has none.
+      bound: :class:`Sensitivity`, None where none is known.
     """
 
     def arguments(updates, params, mask):
@@ -48,11 +50,13 @@ def lift(name, mean, weights, numbers, num_byzantine=None) -> Aggregator:
         update,
         inspect=inspect,
         num_byzantine=num_byzantine,
+        sensitivity=bound,
     )
 
 
-def _window(name, ranks, f):
-    return lift(name, _sorted.window_mean, _sorted.window_weights, ranks, f)
+def _window(name, ranks, f, bound):
+    kernel, shares = _sorted.window_mean, _sorted.window_weights
+    return lift(name, kernel, shares, ranks, f, bound)
 
 
 def _nearest(name, numbers, f):
@@ -91,6 +95,7 @@ def mean() -> Aggregator:
         update,
         inspect=inspect,
         geometric=Geometric(weigh),
+        sensitivity=sensitivity.mean(),
     )
 
 
@@ -109,7 +114,8 @@ def median(num_byzantine=None, *, middle="mean") -> Aggregator:
     """
     f = _validate.budget(num_byzantine, optional=True)
     _validate.choice("middle", middle, _coordinatewise.MIDDLES)
-    return _window("median", lambda n: _coordinatewise.median_window(n, middle), f)
+    ranks, bound = _coordinatewise.median_window, sensitivity.median(middle)
+    return _window("median", lambda n: ranks(n, middle), f, bound)
 
 
 def trimmed_mean(num_byzantine) -> Aggregator:
@@ -125,7 +131,8 @@ def trimmed_mean(num_byzantine) -> Aggregator:
       ValueError: for f < 0, and at trace time if ``2 f >= n``.
     """
     f = _validate.budget(num_byzantine)
-    return _window("trimmed_mean", lambda n: _coordinatewise.trimmed_window(n, f), f)
+    ranks, bound = _coordinatewise.trimmed_window, sensitivity.trimmed_mean(f)
+    return _window("trimmed_mean", lambda n: ranks(n, f), f, bound)
 
 
 def meamed(num_byzantine, *, middle="mean") -> Aggregator:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxfed import _validate
 from jaxfed._base import Aggregator
 from jaxfed.aggregators import _compose
+from jaxfed.privacy import sensitivity
 from jaxfed.reductions import _geometric_median
 
 
@@ -78,4 +79,6 @@ def geometric_median(
         anchors=("origin",) if start == "origin" else (),
         check=lambda n: _validate.majority(f, n),
         weighted=True,
+        # From the origin, a large tolerance may stop it outside of the rows' hull.
+        sensitivity=None if start == "origin" else sensitivity.convex_hull(),
     )

@@ -10,6 +10,7 @@ import optax
 from jaxfed import _validate
 from jaxfed._base import Aggregator
 from jaxfed.aggregators import _compose
+from jaxfed.privacy import sensitivity
 from jaxfed.reductions import _affine
 
 
@@ -89,6 +90,7 @@ def centered_clipping(
         reference=reference,
         remember=remember,
         check=lambda n: _validate.majority(f, n),
+        sensitivity=sensitivity.centered_clipping(clip_norm, iterations),
     )
 
 

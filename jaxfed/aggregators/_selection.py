@@ -5,6 +5,7 @@ from jaxfed import _validate
 from jaxfed._base import Aggregator
 from jaxfed.aggregators import _compose
 from jaxfed.aggregators._coordinatewise import around_median
+from jaxfed.privacy import sensitivity
 from jaxfed.reductions import _selection
 
 
@@ -71,7 +72,8 @@ def krum(
         w = _selection.krum(geometry, f, score=score, neighbors=neighbors)
         return w, state
 
-    return _compose.geometric("krum", weigh, f, check=condition)
+    bound = sensitivity.convex_hull()
+    return _compose.geometric("krum", weigh, f, check=condition, sensitivity=bound)
 
 
 def multi_krum(

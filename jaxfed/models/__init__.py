@@ -3,13 +3,23 @@
 
 from jaxfed._registry import lookup
 from jaxfed._validate import count
-from jaxfed.models.linen import CNN, MLP, PatchConv, SmallCNN, Softmax, max_pool
+from jaxfed.models.linen import (
+    CNN,
+    MLP,
+    ByzULDPCNN,
+    PatchConv,
+    SmallCNN,
+    Softmax,
+    max_pool,
+    sliding_max_pool,
+)
 from jaxfed.models.losses import accuracy, evaluate, example_losses
 
 __all__ = [
     "CNN",
     "MLP",
     "MODELS",
+    "ByzULDPCNN",
     "PatchConv",
     "SmallCNN",
     "Softmax",
@@ -18,16 +28,24 @@ __all__ = [
     "example_losses",
     "make_model",
     "max_pool",
+    "sliding_max_pool",
 ]
 
-MODELS = {"cnn": CNN, "mlp": MLP, "small_cnn": SmallCNN, "softmax": Softmax}
+MODELS = {
+    "byzuldp_cnn": ByzULDPCNN,
+    "cnn": CNN,
+    "mlp": MLP,
+    "small_cnn": SmallCNN,
+    "softmax": Softmax,
+}
 
 
 def make_model(name, num_classes):
     """Make a model by name.
 
     Args:
-      name: ``"softmax"``, ``"mlp"``, ``"cnn"`` or ``"small_cnn"``.
+      name: ``"softmax"``, ``"mlp"``, ``"cnn"``, ``"small_cnn"`` or
+        ``"byzuldp_cnn"``.
       num_classes: number of classes, at least 2; structural.
 
     Returns:

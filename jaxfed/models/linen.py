@@ -25,9 +25,9 @@ def _flatten(x):
 
 
 class PatchConv(nn.Module):
-    """Convolution with stride 1 and no padding, as patches times a matrix.
+    """Convolution as patches times a matrix.
 
-    Computes what ``flax.linen.Conv(features, kernel_size, padding="VALID")`` computes,
+    Computes what ``flax.linen.Conv(features, kernel_size, stride, padding)`` computes,
     from parameters of the same names and shapes. Under ``vmap`` over clients a
     convolution becomes a grouped one, which is slow on CPUs; this is a plain matrix
     product.
@@ -35,19 +35,29 @@ class PatchConv(nn.Module):
     Attributes:
       features: number of output channels.
       kernel_size: height and width of the kernel.
+      stride: of both axes; must divide both sizes of the kernel.
+      padding: zeros put around the image.
 
     Cost:
-      Holds the patches, ``kh * kw`` times the input.
+      Holds the patches, ``kh * kw / stride^2`` times the input.
     """
 
     features: int
     kernel_size: tuple[int, int]
+    stride: int = 1
+    padding: int = 0
 
     @nn.compact
     def __call__(self, x):
-        """Map ``[B, H, W, C]`` to ``[B, H - kh + 1, W - kw + 1, features]``."""
-        kh, kw = self.kernel_size
-        height, width = x.shape[1] - kh + 1, x.shape[2] - kw + 1
+        """Map ``[B, H, W, C]`` to ``[B, (H + 2p - kh) // s + 1, ..., features]``."""
+        (kh, kw), s, pad = self.kernel_size, self.stride, self.padding
+        if kh % s or kw % s:
+            raise ValueError(
+                f"stride must divide the kernel's sizes, got stride={s} and "
+                f"kernel_size={self.kernel_size}."
+            )
+        x = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+        height, width = (x.shape[1] - kh) // s + 1, (x.shape[2] - kw) // s + 1
         if height < 1 or width < 1:
             raise ValueError(
                 f"{self.name or 'PatchConv'} cannot apply a {kh}x{kw} kernel to a "
@@ -57,11 +67,18 @@ class PatchConv(nn.Module):
         shape = (kh, kw, x.shape[3], self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        # A stride is no stride among blocks of s x s pixels.
+        kh, kw = kh // s, kw // s
+        rows, columns = height - 1 + kh, width - 1 + kw
+        x = x[:, : rows * s, : columns * s].reshape(-1, rows, s, columns, s, shape[2])
+        x = x.swapaxes(2, 3).reshape(-1, rows, columns, s * s * shape[2])
         shifted = [
             x[:, i : i + height, j : j + width] for i in range(kh) for j in range(kw)
         ]
         patches = jnp.concatenate(shifted, axis=-1)
-        return patches @ kernel.reshape(-1, self.features) + bias[None, None, None]
+        matrix = kernel.reshape(kh, s, kw, s, -1).swapaxes(1, 2)
+        matrix = matrix.reshape(-1, self.features)
+        return patches @ matrix + bias[None, None, None]
 
 
 def max_pool(x):
@@ -80,6 +97,19 @@ def max_pool(x):
     b, h, w, c = x.shape
     x = x[:, : h // 2 * 2, : w // 2 * 2]
     return x.reshape(b, h // 2, 2, w // 2, 2, c).max((2, 4))
+
+
+def sliding_max_pool(x):
+    """Take the maximum over all 2x2 windows: stride 1.
+
+    Args:
+      x: ``[B, H, W, C]``.
+
+    Returns:
+      ``[B, H - 1, W - 1, C]``. Of equal maxima, those of a pair share the gradient.
+    """
+    x = jnp.maximum(x[:, :-1], x[:, 1:])
+    return jnp.maximum(x[:, :, :-1], x[:, :, 1:])
 
 
 class Softmax(nn.Module):
@@ -118,6 +148,7 @@ class CNN(nn.Module):
     """
 
     num_classes: int
+    convolutional = True
 
     @nn.compact
     def __call__(self, images):
@@ -135,6 +166,7 @@ class SmallCNN(nn.Module):
     """
 
     num_classes: int
+    convolutional = True
 
     @nn.compact
     def __call__(self, images):
@@ -142,3 +174,22 @@ class SmallCNN(nn.Module):
         x = max_pool(nn.tanh(PatchConv(16, (5, 5))(_pixels(images))))
         x = nn.tanh(PatchConv(16, (5, 5))(x))
         return nn.Dense(self.num_classes)(_flatten(x))
+
+
+class ByzULDPCNN(nn.Module):
+    """Two strided tanh convolutions (16, 32), each pooled, and two dense layers.
+
+    26,010 parameters for 28x28x1 and 10 classes, with 512 features before the first
+    dense layer; images must be at least 14x14. The network of ByzULDP, Table 5.
+    """
+
+    num_classes: int
+    convolutional = True
+
+    @nn.compact
+    def __call__(self, images):
+        """Return logits ``[B, num_classes]``."""
+        x = nn.tanh(PatchConv(16, (8, 8), stride=2, padding=3)(_pixels(images)))
+        x = nn.tanh(PatchConv(32, (4, 4), stride=2)(sliding_max_pool(x)))
+        x = nn.tanh(nn.Dense(32)(_flatten(sliding_max_pool(x))))
+        return nn.Dense(self.num_classes)(x)
