@@ -3,6 +3,7 @@
 
 from jaxfed.data.datasets import Dataset, DatasetNotFoundError, load
 from jaxfed.data.partition import by_classes, dirichlet, iid, split
+from jaxfed.data.root import root_indices
 from jaxfed.data.stack import stack
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "dirichlet",
     "iid",
     "load",
+    "root_indices",
     "split",
     "stack",
 ]
