@@ -205,6 +205,8 @@ class Mechanism(NamedTuple):
       model: ``"local"`` (noise on the client) or ``"central"`` (behind the rule).
       bound: sensitivity of what the noise is added to, where it is not that of one
         message: central noise, and messages whose clip is no L2 ball.
+      nominal: c in the epsilon that the method's own paper claims, c * sensitivity *
+        sqrt(rounds * log(1 / delta)) / noise_std; None: as Byz-Clip21-SGD2M's.
     """
 
     unit: str
@@ -212,6 +214,7 @@ class Mechanism(NamedTuple):
     noise_std: Any
     model: str = "local"
     bound: Any = None
+    nominal: float | None = None
 
     def sensitivity(self, examples: int) -> float:
         """L2 distance one replaced unit can move what the noise is added to.

@@ -66,12 +66,17 @@ def accepted(factory):
     return set(inspect.signature(factory).parameters)
 
 
+def check(factory, name, options):
+    """Raise a clear ValueError for an option that a factory does not take."""
+    parameters = inspect.signature(factory).parameters
+    for key in options:
+        lookup(parameters, key, f"option of {name!r}:")
+
+
 def call(factory, name, options):
     """Call a factory, turning unknown or missing options into a clear ValueError."""
+    check(factory, name, options)
     signature = inspect.signature(factory)
-    for key in options:
-        if key not in signature.parameters:
-            lookup(signature.parameters, key, f"option of {name!r}:")
     missing = [
         p.name
         for p in signature.parameters.values()

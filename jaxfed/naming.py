@@ -16,16 +16,7 @@ ATTACKS = {name: getattr(attacks, name) for name in attacks.__all__}
 # Folded into a method's key: the randomness of its rule is not that of its noise.
 _RULE = 1
 
-ALGORITHMS = {
-    name: getattr(algorithms, name)
-    for name in (
-        "byz_clip21_sgd2m",
-        "byz_clip21_sgd2m_plus",
-        "byz_clip_sgd",
-        "byz_sgdm",
-        "safe_dshb",
-    )
-}
+ALGORITHMS = {name: getattr(algorithms, name) for name in algorithms.METHODS}
 
 
 def make_aggregator(spec, num_byzantine=0, **options) -> Aggregator:

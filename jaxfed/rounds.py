@@ -166,7 +166,9 @@ def simulate(
         if chunk_size is None:
             uploads, clients, metrics = jax.vmap(work)(args)
         else:
-            uploads, clients, metrics = jax.lax.map(work, args, batch_size=chunk_size)
+            # One at a time without vmap: batched kernels are slower on a CPU.
+            size = None if chunk_size == 1 else chunk_size
+            uploads, clients, metrics = jax.lax.map(work, args, batch_size=size)
         if cohort is not None:
             clients = jax.tree.map(
                 lambda old, new: old.at[ids].set(new), state.clients, clients

@@ -12,12 +12,23 @@ import toys
 
 import jaxfed
 from jaxfed import aggregators, attacks, links
-from jaxfed.attacks._base import replace_rows
+from jaxfed.algorithms import Needs
+from jaxfed.attacks._base import stateless
 from jaxfed.naming import ALGORITHMS, make_algorithm
 from jaxfed.rounds import client_key
 
 N, F = 6, 2
 NAMES = sorted(ALGORITHMS)
+# What differs only in links runs through the slow tests for these.
+CHAINS = [
+    "byz_clip21_sgd2m",
+    "byz_clip21_sgd2m_plus",
+    "byz_clip_sgd",
+    "byz_sgdm",
+    "safe_dshb",
+]
+# Methods that promise nothing under attack, whatever the rule.
+FRAGILE = ["fedexp", "scaffold"]
 
 
 def taking(argument):
@@ -29,7 +40,15 @@ def taking(argument):
     ]
 
 
-NOISY = taking("noise_std")
+NOISY, RULED = taking("noise_std"), taking("rule")
+OWN_RULES = ["br_drag", "cafcor", "dp_brem", "raga", "rfa"]
+ROBUST = [(name, None) for name in OWN_RULES] + [
+    (name, rule)
+    for name in RULED
+    for rule in ("nnm+median", "trimmed_mean")
+    # Central noise is for rules of known sensitivity.
+    if name not in FRAGILE and (name, rule) != ("byzuldp", "nnm+median")
+]
 DEFAULTS = dict(
     learning_rate=0.2,
     num_clients=N,
@@ -42,22 +61,50 @@ DEFAULTS = dict(
 PROBLEM = toys.Regression(N)
 
 
-def build(name, *, f=F, rule="nnm+median", **over):
+def needs(name):
+    return getattr(ALGORITHMS[name], "needs", Needs())
+
+
+def local_work(name):
+    """Return the local work a method takes, on a toy problem."""
+    if needs(name).local_steps:
+        return jaxfed.local_sgd(PROBLEM.loss, optax.sgd(0.1), steps=2, batch_size=3)
+    size = None if name == "safe_dgd" else needs(name).batch_size or 3
+    inner = 1.5 if needs(name).two_clips else None
+    return jaxfed.gradient(PROBLEM.loss, batch_size=size, clip_norm=inner)
+
+
+def build(name, *, f=F, rule=None, **over):
     """Build an algorithm from those of the common arguments that it takes."""
     taken = inspect.signature(ALGORITHMS[name]).parameters
-    options = {k: v for k, v in {**DEFAULTS, **over}.items() if k in taken}
-    options["rule"] = jaxfed.make_aggregator(rule, num_byzantine=f)
-    inner = 1.5 if name.endswith("_plus") else None
-    options.setdefault(
-        "local_work",
-        jaxfed.gradient(PROBLEM.loss, batch_size=3, clip_norm=inner),
-    )
+    common = {**DEFAULTS, "num_byzantine": f, "local_learning_rate": 0.1}
+    options = {k: v for k, v in {**common, **over}.items() if k in taken}
+    if "rule" in taken:
+        rule = rule or needs(name).rule or "nnm+median"
+        options["rule"] = jaxfed.make_aggregator(rule, num_byzantine=f)
+    options.setdefault("local_work", local_work(name))
     return ALGORITHMS[name](**options)
 
 
 def simulation(name, attack="ipm", actual=F, **over):
+    """Return a simulation whose server has its own data, if the method wants it."""
     attack = jaxfed.make_attack(attack) if isinstance(attack, str) else attack
-    return jaxfed.simulate(build(name, **over), N, num_byzantine=actual, attack=attack)
+    algorithm = build(name, **over)
+    sim = jaxfed.simulate(algorithm, N, num_byzantine=actual, attack=attack)
+    if algorithm.root_work is None:
+        return sim
+
+    def step(state, shards):
+        return sim.step(state, shards, jax.tree.map(lambda x: x[0], shards))
+
+    def run(state, shards, rounds):
+        root = jax.tree.map(lambda x: x[0], shards)
+        return sim.run(state, shards, rounds, root)
+
+    return sim._replace(step=step, run=run)
+
+
+TWO_CHAINS = [name for name in NAMES if build(name).client_tx is not None]
 
 
 def unkeyed(tree):
@@ -78,7 +125,7 @@ def assert_equal(a, b, **tolerance):
 # --- The two ways to use a method ------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHAINS)
 def test_as_optimizer_equals_simulate(name):
     algorithm, attack = build(name), attacks.ipm()
     shards, params = PROBLEM.shards, PROBLEM.params
@@ -136,11 +183,13 @@ def abstract(tree):
 @pytest.mark.parametrize("name", NAMES)
 def test_init_takes_abstract_params(name):
     sim, params = simulation(name), PROBLEM.params
-    algorithm = build(name)
     shapes = jax.eval_shape(lambda p: sim.init(p, 0), abstract(params))
     concrete = sim.init(params, 0)
     assert jax.tree.structure(shapes) == jax.tree.structure(concrete)
     assert abstract(concrete) == abstract(shapes)
+    if name not in TWO_CHAINS:
+        return
+    algorithm = build(name)
     # The optimizer holds no params: it starts from shapes without tracing.
     optimizer = jaxfed.as_optimizer(algorithm, N)
     assert_equal(optimizer.init(abstract(params)), optimizer.init(params))
@@ -158,7 +207,7 @@ def test_state_keeps_structure_shapes_dtypes_and_weak_types(name):
     assert facts(first) == facts(second)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHAINS)
 def test_eager_equals_jit(name):
     sim = simulation(name, rule="median")
     state = sim.init(PROBLEM.params, 0)
@@ -168,7 +217,7 @@ def test_eager_equals_jit(name):
     assert_equal(metrics, jitted_metrics, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHAINS)
 def test_donated_state_can_be_used_again_and_again(name):
     sim = simulation(name)
     params, key = PROBLEM.params, jax.random.key(0)
@@ -187,7 +236,7 @@ def test_donated_state_can_be_used_again_and_again(name):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["numbers", "traced"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHAINS)
 def test_params_in_bfloat16_keep_their_dtype(name, traced):
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PROBLEM.params)
     shards = PROBLEM.shards
@@ -218,6 +267,26 @@ def test_params_in_bfloat16_keep_their_dtype(name, traced):
     ]
     assert {x.dtype for x in inexact} == {jnp.dtype(jnp.bfloat16)}
     assert all(np.all(np.isfinite(x.astype(jnp.float32))) for x in inexact)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_in_bfloat16_stays_so_under_traced_numbers(name):
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PROBLEM.params)
+
+    def go(params, shards, numbers):
+        sim = simulation(name, **numbers)
+        return sim.run(sim.init(params, 0), shards, 1)[0]
+
+    data = {
+        k: v.astype(jnp.bfloat16) if v.dtype == jnp.float32 else v
+        for k, v in PROBLEM.shards.data.items()
+    }
+    numbers = {k: jnp.float32(v) for k, v in DEFAULTS.items() if isinstance(v, float)}
+    state = jax.eval_shape(go, params, PROBLEM.shards._replace(data=data), numbers)
+    inexact = [
+        x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    assert {x.dtype for x in inexact} == {jnp.dtype(jnp.bfloat16)}
 
 
 # --- Sweeps ----------------------------------------------------------------------
@@ -256,6 +325,8 @@ def test_vmap_over_numbers_and_seeds_equals_separate_runs(name):
     apart = np.stack([one(*row) for row in rows])
     np.testing.assert_allclose(together, apart, rtol=1e-4, atol=1e-5)
     assert one._cache_size() == 1  # every f ran in one program
+    if name not in CHAINS:
+        return
     # And traced numbers mean what Python numbers mean.
     lr, clip_norm, noise_std, momentum, f, seed = (x.item() for x in rows[2])
     static = toys.quick_jit(
@@ -270,24 +341,21 @@ def test_vmap_over_numbers_and_seeds_equals_separate_runs(name):
 def bad(value, everywhere):
     """Send ``value`` in every coordinate, or in one of an honest message."""
 
-    def forge(updates, byzantine):
-        del byzantine
-
+    def forge(seen):
         def leaf(x):
             first = jnp.zeros(x.shape, bool).reshape(N, -1).at[:, 0].set(True)
             return jnp.where(everywhere | first.reshape(x.shape), value, x)
 
-        return jax.tree.map(leaf, updates)
+        return jax.tree.map(leaf, seen.uploads)
 
-    return replace_rows(forge)
+    return stateless(forge)
 
 
 BAD = [np.nan, np.inf, 1e30, 0.0, np.nan, -np.inf, 3e38]
 EVERYWHERE = [True, True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize("rule", ["nnm+median", "trimmed_mean"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "rule"), ROBUST)
 def test_bad_rows_of_f_clients_spoil_nothing(name, rule):
     @toys.quick_jit
     @jax.vmap
@@ -295,7 +363,7 @@ def test_bad_rows_of_f_clients_spoil_nothing(name, rule):
         sim = simulation(name, bad(value, everywhere), rule=rule)
         state = sim.init(PROBLEM.params, 0)
         state, metrics = sim.run(state, PROBLEM.shards, 50)
-        memories = toys.states(state.server.inner, links.AccumulateState)
+        memories = toys.states(state.server, links.AccumulateState)
         rows = [jax.vmap(toys.ravel)(m.total) for m in memories]
         return toys.ravel(sim.model(state)), (state.clients, metrics), rows
 
@@ -319,14 +387,15 @@ def test_bad_rows_of_f_clients_spoil_nothing(name, rule):
 def test_same_key_same_bits_other_key_other_numbers(name):
     def go(noise_key, key, shards):
         sim = simulation(name, key=noise_key)
-        return sim.run(sim.init(PROBLEM.params, key), shards, 4)[0].server.params
+        return sim.model(sim.run(sim.init(PROBLEM.params, key), shards, 4)[0])
 
     run = toys.quick_jit(go)
     keys = jax.random.split(jax.random.key(0), 2)
     first = run(keys[0], keys[0], PROBLEM.shards)
     assert_equal(first, run(keys[0], keys[0], PROBLEM.shards))
-    batches = run(keys[0], keys[1], PROBLEM.shards)
-    assert np.any(toys.ravel(first) != toys.ravel(batches))
+    if local_work(name).batch_size is not None:
+        batches = run(keys[0], keys[1], PROBLEM.shards)
+        assert np.any(toys.ravel(first) != toys.ravel(batches))
     if name in NOISY:
         noise = run(keys[1], keys[0], PROBLEM.shards)
         assert np.any(toys.ravel(first) != toys.ravel(noise))
@@ -347,7 +416,7 @@ def recording(kind):
     return jaxfed.Attack(lambda shards, byzantine: shards, wire)
 
 
-@pytest.mark.parametrize("name", NOISY)
+@pytest.mark.parametrize("name", [n for n in NOISY if n in CHAINS])
 def test_noise_differs_over_clients_rounds_and_leaves(name):
     """Zero gradients, no clip in the way: what crosses the wire is noise alone."""
 
@@ -424,7 +493,7 @@ def test_legacy_and_wrong_keys(name):
         build(name, key=1.5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RULED)
 def test_rule_must_be_an_aggregator(name):
     options = {
         k: v
@@ -435,7 +504,7 @@ def test_rule_must_be_an_aggregator(name):
         ALGORITHMS[name](rule=optax.identity(), **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TWO_CHAINS)
 def test_without_local_work_only_the_optimizer_runs(name):
     algorithm = build(name, local_work=None)
     jaxfed.as_optimizer(algorithm, N)
@@ -444,10 +513,10 @@ def test_without_local_work_only_the_optimizer_runs(name):
         sim.step(sim.init(PROBLEM.params, 0), PROBLEM.shards)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RULED)
 def test_budget_the_rule_cannot_carry(name):
-    sim = simulation(name, f=3, actual=0)
     with pytest.raises(ValueError, match=r"0 <= f < n/2, got f=3, n=6"):
+        sim = simulation(name, f=3, actual=0)
         sim.step(sim.init(PROBLEM.params, 0), PROBLEM.shards)
 
 

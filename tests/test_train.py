@@ -359,11 +359,22 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
 @pytest.mark.parametrize("name", sorted(naming.ALGORITHMS))
 def test_every_method_is_built_and_accounted_for(name):
     problem = problems.make_problem(dataclasses.replace(TINY, algorithm=name))
-    Programs(problem).check(TINY.rule, 2)
+    Programs(problem).check(problem.config.rule, 2)
     if "noise_std" in problem.hparams:
         assert 7.99 < problem.statement.epsilon_certified <= 8
     else:
         assert problem.statement.model == "none"
+
+
+@pytest.mark.parametrize("name", sorted(naming.ALGORITHMS))
+def test_every_method_trains_on_digits_with_no_other_argument(name, tmp_path, capsys):
+    out = tmp_path / "run"
+    argv = ["train", "--algorithm", name, "--rounds", "3", "--out", str(out)]
+    assert cli.main(argv) == 0, capsys.readouterr().err
+    assert f'algorithm = "{name}"' in capsys.readouterr().out
+    row = rows(out)[-1]
+    assert row["round"] == 3 and 0 <= row["accuracy"] <= 1
+    assert math.isfinite(row["loss"]) and len(row["influence"]) == 3
 
 
 def test_noise_levels():
@@ -629,9 +640,13 @@ def test_help_and_version(capsys):
 def test_list(capsys):
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out
-    for table in (naming.RULES, naming.PREAGGREGATORS, naming.ATTACKS):
+    for table in (
+        naming.RULES,
+        naming.PREAGGREGATORS,
+        naming.ATTACKS,
+        naming.ALGORITHMS,
+    ):
         assert all(re.search(rf"^  {name} +\w", text, re.M) for name in table)
-    assert all(name in text for name in naming.ALGORITHMS)
     assert "digits" in text and "mlp" in text and "``" not in text
     assert cli.main(["list", "rules"]) == 2
 

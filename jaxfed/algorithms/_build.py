@@ -39,17 +39,29 @@ class Needs(NamedTuple):
     Attributes:
       local_steps: whether clients take several steps (``local_sgd``), not one gradient.
       root_data: whether the server has trusted data of its own.
+      two_clips: whether it clips each example's gradient and the message as well.
+      batch_size: examples of one gradient where no number is named; None: all, or 10
+        for local steps.
       rule: text of the rule to take where none is named; None: ``"mean"`` for methods
         that average by default, else the configuration's.
     """
 
     local_steps: bool = False
     root_data: bool = False
+    two_clips: bool = False
+    batch_size: int | None = None
     rule: str | None = None
 
 
 def needs(**facts):
-    """Mark a factory with what its method needs; see :class:`Needs`."""
+    """Mark a factory with what its method needs of a configuration.
+
+    Args:
+      **facts: fields of :class:`Needs`.
+
+    Returns:
+      Decorator that sets the attribute ``needs`` of a factory.
+    """
 
     def mark(factory):
         factory.needs = Needs(**facts)

@@ -9,7 +9,7 @@ import optax
 
 from jaxfed import _validate, links
 from jaxfed._base import FedAlgorithm, Mechanism
-from jaxfed.algorithms._build import from_chains
+from jaxfed.algorithms._build import from_chains, needs
 from jaxfed.privacy.mechanisms import clip_tree, gaussian_noise
 
 
@@ -135,6 +135,7 @@ def byz_clip21_sgd2m(
     )
 
 
+@needs(two_clips=True)
 def byz_clip21_sgd2m_plus(
     learning_rate,
     *,

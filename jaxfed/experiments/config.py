@@ -12,12 +12,12 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxfed import _registry, _validate, naming
+from jaxfed import _registry, _validate, algorithms, naming
 
-# Methods that clip the message as well as each example's gradient.
-_TWO_CLIPS = ("byz_clip21_sgd2m_plus",)
 # Where data lie does not change what a run computes; a digest of the data is checked.
 _NOT_IDENTITY = ("data_dir",)
+# Arguments of methods that follow from the settings.
+_NOT_OPTIONS = ("key", "local_work", "root_work", "noise_std")
 HEADER = "# Written by jaxfed "
 
 
@@ -46,21 +46,34 @@ class TrainConfig:
     byzantine_own_data: bool | None = None
     """Whether attackers own a share of the data; None: if the attack needs it."""
     algorithm: str = "safe_dshb"
-    """Method; "jaxfed list" names them all."""
-    rule: str = "nnm+median"
-    """Rule: pre-aggregators and a rule joined by +, e.g. "nnm+trimmed_mean"."""
+    """Method, with options of its own in brackets, e.g. "drag(strength=0.25)"; "jaxfed
+    list" names them all."""
+    rule: str | None = None
+    """Rule: pre-aggregators and a rule joined by +, e.g. "nnm+trimmed_mean"; None:
+    nnm+median for robust methods, mean for others, unless a method has its own."""
     attack: str = "ipm(scale=10)"
     """What attackers do, with options in brackets; "none" for honest ones."""
     rounds: int = 100
     """Rounds of training, which is also what privacy is accounted for."""
     eval_every: int = 10
     """Rounds between evaluations on the test data."""
+    clients_per_round: int | None = None
+    """Clients drawn at random each round; None: all of them."""
     batch_size: int | None = None
-    """Examples a client draws each round; None: all it has."""
+    """Examples of one gradient of a client; None: all it has, 10 for local steps."""
+    local_steps: int | None = None
+    """Steps a client takes each round; None: 5 if the method takes several."""
+    local_epochs: int | None = None
+    """Passes of a client over its data each round, instead of local_steps."""
+    local_learning_rate: float | None = None
+    """Step size of the client's own steps, > 0; None: 0.1 if it takes several."""
+    root_size: int | None = None
+    """Trusted examples at the server, drawn from honest clients; None: 100 if the
+    method needs them."""
     microbatch: int | None = None
     """Per-example gradients in memory at a time and client; None: the whole batch."""
-    learning_rate: float = 2.0
-    """Step size of the server, > 0."""
+    learning_rate: float | None = None
+    """Step size of the server, > 0; None: the method's default, or 2."""
     momentum: float | None = None
     """Weight kept by the client's momentum, in [0, 1); None: the method's default."""
     server_momentum: float | None = None
@@ -71,7 +84,7 @@ class TrainConfig:
     """Clip each example's gradient or a client's whole message; None: example if
     possible."""
     outer_clip_norm: float | None = None
-    """Radius of the second clip of byz_clip21_sgd2m_plus; None: 1."""
+    """Radius of the second clip of methods with two; None: the method's default."""
     epsilon: float | None = None
     """Privacy budget of all rounds, > 0, inf for no noise; None: 8 if the method has
     noise."""
@@ -133,13 +146,21 @@ def resolve(config: TrainConfig) -> TrainConfig:
     config = dataclasses.replace(config, **check_types(dataclasses.asdict(config)))
     _validate.count("num_clients", config.num_clients)
     _validate.count("num_byzantine", config.num_byzantine, minimum=0)
-    for name in ("rounds", "eval_every", "batch_size", "microbatch"):
+    counts = ("rounds", "eval_every", "batch_size", "microbatch", "clients_per_round")
+    for name in (*counts, "local_steps", "local_epochs", "root_size"):
         if getattr(config, name) is not None:
             _validate.count(name, getattr(config, name), maximum=_validate.LARGEST)
     _validate.count("seed", config.seed, minimum=0, maximum=2**32 - 1)
-    for name in ("learning_rate", "clip_norm", "outer_clip_norm"):
+    for name in (
+        "learning_rate",
+        "local_learning_rate",
+        "clip_norm",
+        "outer_clip_norm",
+    ):
         _fits_float32(name, getattr(config, name))
-    _validate.positive("learning_rate", config.learning_rate)
+    for name in ("learning_rate", "local_learning_rate"):
+        if getattr(config, name) is not None:
+            _validate.positive(name, getattr(config, name))
     if not 0 < config.delta < 1:
         raise ValueError(f"delta must satisfy 0 < delta < 1, got delta={config.delta}.")
     if config.num_byzantine >= config.num_clients:
@@ -148,8 +169,14 @@ def resolve(config: TrainConfig) -> TrainConfig:
             f"{config.num_byzantine}, num_clients={config.num_clients}: leave at least "
             "one honest client (most rules need a majority)."
         )
-    factory = _registry.lookup(naming.ALGORITHMS, config.algorithm, "algorithm")
+    if (config.clients_per_round or 0) > config.num_clients:
+        raise ValueError(
+            f"clients_per_round must be at most num_clients={config.num_clients}, got "
+            f"clients_per_round={config.clients_per_round}."
+        )
+    method, factory, _ = parse_algorithm(config.algorithm)
     parameters = inspect.signature(factory).parameters
+    needs = getattr(factory, "needs", algorithms.Needs())
     attack = make_attack(config.attack)
     changes: dict[str, Any] = {}
 
@@ -159,26 +186,42 @@ def resolve(config: TrainConfig) -> TrainConfig:
             changes[name] = value
         elif given is not None and not applies:
             raise ValueError(
-                f"{config.algorithm} has no {name}, got {name}={given}. Leave it out "
+                f"{method} has no {name}, got {name}={given}. Leave it out "
                 f"(or pass --{name.replace('_', '-')} None)."
             )
 
+    averages = "rule" in parameters and parameters["rule"].default is None
+    rule = needs.rule or ("mean" if averages else "nnm+median")
+    default("rule", rule, "rule" in parameters)
+    step = parameters["learning_rate"].default
+    default("learning_rate", 2.0 if step is inspect.Parameter.empty else step, True)
+    if config.local_steps is not None and config.local_epochs is not None:
+        raise ValueError(
+            f"local_steps={config.local_steps} and local_epochs={config.local_epochs} "
+            "were both given. Leave one of the two out."
+        )
+    many = needs.local_steps
+    default("local_steps", 5 if config.local_epochs is None else None, many)
+    default("local_epochs", None, many)
+    default("local_learning_rate", 0.1, many)
+    default("batch_size", needs.batch_size or (10 if many else None), True)
+    default("root_size", 100, needs.root_data)
     default("rule_byzantine", config.num_byzantine, True)
     default("byzantine_own_data", attack.needs_data, True)
     for name in ("momentum", "server_momentum"):
         known = name in parameters
         default(name, parameters[name].default if known else None, known)
     clips = "clip_norm" in parameters
-    two = config.algorithm in _TWO_CLIPS
+    two = needs.two_clips
     # A factory whose clip of the message may be left out takes per-example clipping.
     examples = two or (clips and parameters["clip_norm"].default is None)
     default("clip_norm", 1.0, clips)
     default("clip_unit", "example" if examples else "client", clips)
-    default("outer_clip_norm", 1.0, two)
+    default("outer_clip_norm", parameters["clip_norm"].default if two else None, two)
     unit = config.clip_unit or changes.get("clip_unit")
     if (unit == "example" and not examples) or (unit == "client" and two):
         raise ValueError(
-            f"{config.algorithm} clips {'each example' if two else 'whole messages'}, "
+            f"{method} clips {'each example' if two else 'whole messages'}, "
             f"got clip_unit={unit!r}. Leave it out, or use another algorithm, such as "
             "safe_dshb, which takes both."
         )
@@ -194,7 +237,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
         _validate.positive("epsilon", config.epsilon, finite=False)
         if not noisy and config.epsilon != float("inf"):
             raise ValueError(
-                f"{config.algorithm} adds no noise, so it has no privacy budget, got "
+                f"{method} adds no noise, so it has no privacy budget, got "
                 f"epsilon={config.epsilon}. Leave epsilon out, or use a private "
                 "algorithm such as safe_dshb."
             )
@@ -204,6 +247,28 @@ def resolve(config: TrainConfig) -> TrainConfig:
             "byzantine_own_data=False. Leave it out."
         )
     return dataclasses.replace(config, **changes)
+
+
+def parse_algorithm(spec):
+    """Return ``(name, factory, options)`` of the text that names a method.
+
+    Raises:
+      ValueError: for unknown names or options, and options that are settings.
+    """
+    stages = _registry.parse(spec)
+    if len(stages) != 1:
+        raise ValueError(f"an algorithm is one name, got {spec!r}.")
+    name, options = stages[0]
+    factory = _registry.lookup(naming.ALGORITHMS, name, "algorithm")
+    settings = {f.name for f in dataclasses.fields(TrainConfig)}
+    for option in options:
+        if option in settings or option in _NOT_OPTIONS:
+            raise ValueError(
+                f"{option} cannot be given in brackets, got {spec!r}. Use the setting "
+                f"of that name, if there is one."
+            )
+    _registry.check(factory, name, options)
+    return name, factory, options
 
 
 def _fits_float32(name, value):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxfed import _registry, local, naming, privacy, rounds
 from jaxfed._base import Shard
@@ -16,6 +17,7 @@ from jaxfed.experiments import config as configs
 
 _HYPERPARAMETERS = (
     "learning_rate",
+    "local_learning_rate",
     "clip_norm",
     "outer_clip_norm",
     "momentum",
@@ -31,6 +33,7 @@ class Problem:
     Attributes:
       config: resolved TrainConfig.
       shards: stacked Shard ``[n, capacity, ...]``, poisoned if the attack does so.
+      root: the server's own Shard, None for methods without.
       test: ``{"image", "label"}``.
       data_sha256: digest of the training and test data, in hex.
       model: Flax module.
@@ -41,6 +44,7 @@ class Problem:
 
     config: configs.TrainConfig
     shards: Shard
+    root: Shard | None
     test: dict[str, jax.Array]
     data_sha256: str
     model: Any
@@ -55,22 +59,24 @@ class Problem:
         simulation = self._simulate(hparams, rule, jax.random.fold_in(key, 1), mesh)
         return simulation.init(params, jax.random.fold_in(key, 2))
 
-    def chunk(self, state, hparams, shards, test, *, rule, rounds, mesh=None):
+    def chunk(self, state, hparams, shards, root, test, *, rule, rounds, mesh=None):
         """Train ``rounds`` rounds and evaluate.
 
         Returns:
-          ``(state, {"loss", "accuracy", "train_loss", "influence"})``: the first two on
-          ``test``, the third the mean over rounds and honest clients, the last
-          ``[rounds]``, the share of each step that came from Byzantine clients.
+          ``(state, {"loss", "accuracy", "train_loss", "influence", ...})``: the first
+          two on ``test``, the third the mean over rounds and honest clients, the last
+          ``[rounds]``, the share of each step that came from Byzantine clients, and so
+          are the scalars that a rule reports of its own.
         """
         from jaxfed import models
 
         # The noise link carries its own key in the state; this one is never drawn from.
         simulation = self._simulate(hparams, rule, jax.random.key(0), mesh)
-        state, metrics = simulation.run(state, shards, rounds)
+        state, metrics = simulation.run(state, shards, rounds, root)
         result = models.evaluate(self.model, simulation.model(state), test)
-        seen = {"train_loss": jnp.mean(metrics["loss"])}
-        return state, result | seen | {"influence": metrics["influence"]}
+        seen = {"train_loss": jnp.mean(metrics.pop("loss"))}
+        scalars = {k: v for k, v in metrics.items() if v.ndim == 1}
+        return state, result | seen | scalars
 
     def params(self, state):
         """Return the model's parameters in a state."""
@@ -85,6 +91,8 @@ class Problem:
             config.num_clients,
             num_byzantine=config.num_byzantine,
             attack=configs.make_attack(config.attack),
+            cohort_size=config.clients_per_round,
+            chunk_size=_clients_at_once(self.model, mesh),
             inspect=True,
             mesh=mesh,
         )
@@ -106,7 +114,8 @@ def make_problem(config) -> Problem:
     from jaxfed import data, models
 
     config = configs.resolve(config)
-    naming.make_aggregator(config.rule, config.rule_byzantine, key=0)
+    if config.rule is not None:
+        naming.make_aggregator(config.rule, config.rule_byzantine, key=0)
     dataset = data.load(config.dataset, config.data_dir)
     model = models.make_model(config.model, dataset.num_classes)
     honest = config.num_clients - config.num_byzantine
@@ -119,6 +128,13 @@ def make_problem(config) -> Problem:
         beta=config.beta,
         classes_per_client=config.classes_per_client,
     )
+    root = None
+    if config.root_size is not None:
+        chosen = data.root_indices(
+            parts, config.root_size, seed=config.seed, benign=np.arange(owners) < honest
+        )
+        stacked = data.stack(dataset.train, [chosen])
+        root = jax.tree.map(lambda x: x[0], stacked)
     parts += [np.zeros(0, np.int64)] * (config.num_clients - owners)
     shards = configs.make_attack(config.attack, dataset.num_classes).poison(
         data.stack(dataset.train, parts),
@@ -128,6 +144,7 @@ def make_problem(config) -> Problem:
     return Problem(
         config=config,
         shards=shards,
+        root=root,
         test=jax.tree.map(jnp.asarray, dataset.test),
         data_sha256=_digest(dataset.train, dataset.test),
         model=model,
@@ -136,17 +153,40 @@ def make_problem(config) -> Problem:
     )
 
 
+def _clients_at_once(model, mesh):
+    """Return how many clients work at a time: one, for convolutions on a CPU.
+
+    There ``vmap`` over clients costs more than a loop; elsewhere, and where the clients
+    are spread over devices, all work together.
+    """
+    slow = getattr(model, "convolutional", False) and jax.default_backend() == "cpu"
+    return 1 if slow and mesh is None else None
+
+
 def _algorithm(config, hparams, rule, key, model=None):
     """Build the method from whatever arguments its factory accepts."""
     from jaxfed import models
 
+    name, factory, own = configs.parse_algorithm(config.algorithm)
+    losses = None if model is None else models.example_losses(model)
     per_example = config.clip_unit == "example"
-    work = local.gradient(
-        None if model is None else models.example_losses(model),
-        batch_size=config.batch_size,
-        clip_norm=hparams["clip_norm"] if per_example else None,
-        microbatch=config.microbatch,
-    )
+    inner = hparams["clip_norm"] if per_example else None
+    if config.local_learning_rate is None:
+        work = local.gradient(
+            losses,
+            batch_size=config.batch_size,
+            clip_norm=inner,
+            microbatch=config.microbatch,
+        )
+    else:
+        work = local.local_sgd(
+            losses,
+            optax.sgd(hparams["local_learning_rate"]),
+            steps=config.local_steps,
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            clip_norm=inner,
+        )
     message_clip = "outer_clip_norm" if per_example else "clip_norm"
     options = {
         "learning_rate": hparams["learning_rate"],
@@ -158,14 +198,14 @@ def _algorithm(config, hparams, rule, key, model=None):
         "noise_std": hparams.get("noise_std"),
         "momentum": hparams.get("momentum"),
         "server_momentum": hparams.get("server_momentum"),
+        "local_learning_rate": hparams.get("local_learning_rate"),
         "local_work": work,
     }
-    factory = naming.ALGORITHMS[config.algorithm]
-    takes = _registry.accepted(factory) | {"num_byzantine", "key"}
-    return naming.make_algorithm(
-        config.algorithm,
-        **{k: v for k, v in options.items() if k in takes and v is not None},
-    )
+    takes = _registry.accepted(factory)
+    if "rule" in takes:
+        takes |= {"num_byzantine", "key"}
+    given = {k: v for k, v in options.items() if k in takes and v is not None}
+    return naming.make_algorithm(name, **given, **own)
 
 
 def _privacy(config, sizes):
@@ -184,6 +224,7 @@ def _privacy(config, sizes):
         if getattr(config, name, None) is not None
     }
     # Built with plain numbers, so that every wrong value raises here.
+    name = configs.parse_algorithm(config.algorithm)[0]
     mechanism = _algorithm(config, hparams, config.rule, 0).mechanism
     smallest = max(1, int(sizes[sizes > 0].min(initial=sizes.max())))
     batch = min(config.batch_size or smallest, smallest)
@@ -197,14 +238,22 @@ def _privacy(config, sizes):
             noise_std=0.0,
             sensitivity=math.inf,
             sampling_text=_sampling(config, batch),
-            mechanism=f"{config.algorithm} neither clips nor adds noise",
+            mechanism=f"{name} neither clips nor adds noise",
             **common,
         )
         return hparams, statement
+    if mechanism.model == "central" and config.clients_per_round is not None:
+        raise ValueError(
+            f"{name} is accounted for with every client in every round, got "
+            f"clients_per_round={config.clients_per_round}. Leave it out."
+        )
     sensitivity = float(mechanism.sensitivity(batch))
     per_example = mechanism.unit == "example"
     rate = rate if per_example else 1.0
     noise_std, nominal = 0.0, None
+    # What the method's own paper claims, times the noise.
+    spread = math.sqrt(config.rounds * -math.log(config.delta))
+    claimed = (mechanism.nominal or 0.5) * sensitivity * spread
     if config.epsilon != math.inf:
         if sensitivity == math.inf:
             raise ValueError(
@@ -214,13 +263,18 @@ def _privacy(config, sizes):
             )
         if config.noise_calibration == "nominal":
             nominal = config.epsilon
-            noise_std = privacy.nominal_noise_std(
-                mechanism.clip_norm, nominal, sampling_rate=rate, **common
-            )
+            if mechanism.nominal is None:
+                noise_std = privacy.nominal_noise_std(
+                    mechanism.clip_norm, nominal, sampling_rate=rate, **common
+                )
+            else:
+                noise_std = claimed / nominal
         else:
             noise_std = privacy.certified_noise_std(
                 config.epsilon, sensitivity, **common
             )
+            if mechanism.nominal is not None:
+                nominal = claimed / noise_std
         noise_std = hparams["noise_std"] = _float32(noise_std, up=True)
     statement = privacy.make_statement(
         unit=mechanism.unit,
@@ -229,7 +283,7 @@ def _privacy(config, sizes):
         sensitivity=sensitivity,
         sampling_rate=rate,
         sampling_text=_sampling(config, batch),
-        mechanism=_mechanism(config, mechanism),
+        mechanism=_mechanism(name, mechanism),
         model=mechanism.model,
         epsilon_nominal=nominal,
         **common,
@@ -237,23 +291,25 @@ def _privacy(config, sizes):
     return hparams, statement
 
 
-def _mechanism(config, mechanism):
+def _mechanism(name, mechanism):
     where = "at each client" if mechanism.model == "local" else "behind the rule"
     if mechanism.unit == "example":
         what = "each example's gradient clipped, then averaged"
     else:
         what = "each client's message clipped"
-    return f"{config.algorithm}: {what}, Gaussian noise added {where}"
+    return f"{name}: {what}, Gaussian noise added {where}"
 
 
 def _sampling(config, batch):
+    who = "every client in every round"
+    if config.clients_per_round is not None:
+        who = f"{config.clients_per_round} clients drawn at random in every round"
     if config.batch_size is None:
-        return "every client and every one of its examples in every round"
+        return f"{who}, every one of its examples"
     size = f"{batch}" if batch == config.batch_size else f"{batch} or more"
-    return (
-        f"every client in every round, {size} of its examples, drawn uniformly without "
-        "replacement"
-    )
+    if config.local_learning_rate is not None:
+        return f"{who}, several batches of {size} of its examples"
+    return f"{who}, {size} of its examples, drawn uniformly without replacement"
 
 
 def _float32(value, *, up=False):

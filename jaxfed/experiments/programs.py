@@ -31,12 +31,18 @@ class Programs:
         self._compiled = {}
         self.seconds = 0.0
         self._mesh = _mesh(devices)
-        self._shards, self._test = problem.shards, problem.test
+        self._shards, self._root, self._test = (
+            problem.shards,
+            problem.root,
+            problem.test,
+        )
         self.hparams = problem.hparams
         if self._mesh is not None:
             self._shards = sharding.shard_clients(problem.shards, self._mesh)
             whole = jax.jit(functools.partial(sharding.replicated, mesh=self._mesh))
-            self._test, self.hparams = whole((problem.test, problem.hparams))
+            self._root, self._test, self.hparams = whole(
+                (problem.root, problem.test, problem.hparams)
+            )
 
     def check(self, rule, rounds):
         """Trace the program of a rule, so that what is wrong raises before compiling.
@@ -45,7 +51,7 @@ class Programs:
           ValueError: whatever shapes and counts can get wrong, e.g. ``2 f >= n``.
         """
         state = jax.eval_shape(self._init(rule), self.hparams, self._seed())
-        args = (state, self.hparams, self._shards, self._test)
+        args = (state, self.hparams, self._shards, self._root, self._test)
         jax.eval_shape(self._chunk(rule, rounds), *args)
 
     def state(self, rule):
@@ -72,7 +78,7 @@ class Programs:
           ``(state, metrics)``, metrics as Python numbers and lists.
         """
         chunk = self._get_chunk(rule, rounds)
-        state, metrics = chunk(state, hparams, self._shards, self._test)
+        state, metrics = chunk(state, hparams, self._shards, self._root, self._test)
         return state, {k: v.tolist() for k, v in jax.device_get(metrics).items()}
 
     def _seed(self):
@@ -90,9 +96,9 @@ class Programs:
 
     @functools.cache  # noqa: B019
     def _chunk(self, rule, rounds):
-        def chunk(state, hparams, shards, test):
+        def chunk(state, hparams, *data):
             state, metrics = self._problem.chunk(
-                state, hparams, shards, test, rule=rule, rounds=rounds, mesh=self._mesh
+                state, hparams, *data, rule=rule, rounds=rounds, mesh=self._mesh
             )
             return self._placed(state), metrics
 
@@ -114,6 +120,7 @@ class Programs:
             self.state(rule),
             self.hparams,
             self._shards,
+            self._root,
             self._test,
         )
 

@@ -133,7 +133,8 @@ def resume(
 def default_folder(config) -> Path:
     """Return where a run goes if nobody says: ``runs/<dataset>-<algorithm>-<id>``."""
     dataset = config.dataset.replace("/", "-").replace(":", "-")
-    name = f"{dataset}-{config.algorithm}-{configs.run_id(config)[:12]}"
+    method = configs.parse_algorithm(config.algorithm)[0]
+    name = f"{dataset}-{method}-{configs.run_id(config)[:12]}"
     return Path("runs") / name
 
 
@@ -178,7 +179,8 @@ def _execute(run):
             state = programs.init(config.rule)
         rows = folder.cut_metrics(done)
         clock = _Clock(run.began, programs, spent)
-        chunks = _chunks(run, config.rule, state, problem.hparams, done, clock)
+        label = config.rule or config.algorithm
+        chunks = _chunks(run, label, state, problem.hparams, done, clock)
         for state, row in chunks:
             folder.append_metrics(row)
             rows.append(row)
@@ -210,9 +212,6 @@ def _execute(run):
     return summary
 
 
-_METRICS = ("loss", "accuracy", "train_loss", "influence")
-
-
 def _chunks(run, label, state, hparams, done, clock, rule=None):
     """Train to the end, yielding ``(state, row)`` after each evaluation."""
     config, programs = run.problem.config, run.programs
@@ -228,7 +227,7 @@ def _chunks(run, label, state, hparams, done, clock, rule=None):
         done += size
         row = {
             "round": done,
-            **{name: metrics[name] for name in _METRICS},
+            **metrics,
             "rounds_per_second": size / seconds,
             "seconds": clock.read()["wall"],
         }
@@ -242,7 +241,7 @@ def _compare(run, clock):
     """Run the comparisons; return their results and their rows by label."""
     config, hparams = run.problem.config, run.problem.hparams
     wanted = []
-    if config.compare and config.rule != "mean":
+    if config.compare and config.rule not in (None, "mean"):
         wanted.append((dataclasses.replace(config, rule="mean"), hparams))
     if config.compare and "noise_std" in hparams:
         silent = hparams | {"noise_std": np.float32(0)}
@@ -258,7 +257,7 @@ def _compare(run, clock):
 
 
 def _label(config):
-    return f"{config.rule}, noise: {_noise(config)}"
+    return f"{config.rule or config.algorithm}, noise: {_noise(config)}"
 
 
 def _noise(config):
@@ -269,7 +268,7 @@ def _noise(config):
 
 def _result(config, rows):
     numbers = {name: rows[-1][name] for name in ("accuracy", "loss", "train_loss")}
-    return {"rule": config.rule, "noise": _noise(config), **numbers}
+    return {"rule": config.rule or config.algorithm, "noise": _noise(config), **numbers}
 
 
 def _summary(run, rows, params, comparisons, seconds):
