@@ -5,7 +5,8 @@ Two tables, float32, two threads, medians:
 
 - every method of the registry on the CNN of Byz-Clip21-SGD2M (1,199,882 parameters),
   20 clients with a batch of 32 (local steps: one step): the compiled round against the
-  compiled local work of all clients plus the compiled rule. Target: at most 1.10;
+  compiled local work of all clients plus the compiled rule, with and without noise
+  (drawing it is most of what private methods add). Target: at most 1.10;
 - ByzULDP as its paper runs it: 1000 clients, 250 of them Byzantine, 26,010 parameters,
   batch 20: seconds a round, where they go, and the peak memory of the process. Targets:
   6 s and 2 GiB.
@@ -45,22 +46,19 @@ def problem(model, n, batch):
     return params, shards, models.example_losses(net)
 
 
-def build(name, n, f, losses, rule, batch_size=None):
+def build(name, n, f, losses, rule, noise_std):
     """Return a method with plain settings, and its local work."""
     factory = naming.ALGORITHMS[name]
     taken = inspect.signature(factory).parameters
-    clips = "clip_norm" in taken and taken["clip_norm"].default is None
-    inner = 1.0 if clips or name.endswith("_plus") else None
-    if getattr(factory, "needs", jaxfed.algorithms.Needs()).local_steps:
-        work = local.local_sgd(
-            losses, optax.sgd(0.1), steps=1, batch_size=batch_size, clip_norm=inner
-        )
+    needs = getattr(factory, "needs", jaxfed.algorithms.Needs())
+    inner = 1.0 if needs.two_clips else None
+    if needs.local_steps:
+        work = local.local_sgd(losses, optax.sgd(0.1), steps=1, clip_norm=inner)
     else:
-        size = 1 if name == "safe_dsgd" else batch_size
-        work = local.gradient(losses, batch_size=size, clip_norm=inner)
-    options = dict(learning_rate=0.1, num_clients=n, key=0, noise_std=0.01)
+        work = local.gradient(losses, batch_size=needs.batch_size, clip_norm=inner)
+    options = dict(learning_rate=0.1, num_clients=n, key=0, noise_std=noise_std)
     options |= dict(num_byzantine=f, rule=rule, local_learning_rate=0.1)
-    options |= {"local_work": work} | ({} if inner else {"clip_norm": 1.0})
+    options |= dict(clip_norm=1.0, local_work=work)
     given = {k: v for k, v in options.items() if k in taken}
     if "rule" in taken:
         given |= {"num_byzantine": f, "key": 0}
@@ -78,10 +76,10 @@ def milliseconds(call, repeats):
     return statistics.median(times)
 
 
-def parts(name, model, n, f, batch, rule, repeats):
+def parts(name, model, n, f, batch, rule, noise_std, repeats):
     """Return the milliseconds of a round, of its local work and of its rule."""
     params, shards, losses = problem(model, n, batch)
-    algorithm, work = build(name, n, f, losses, rule)
+    algorithm, work = build(name, n, f, losses, rule, noise_std)
     root = None
     if algorithm.root_work is not None:
         root = jax.tree.map(lambda x: x[0], shards)
@@ -125,7 +123,7 @@ def main():
     records = []
     print(f"load {os.getloadavg()[0]:.1f}")
     if "byzuldp" in names:  # first: the peak of memory is this one's
-        got = parts("byzuldp", "byzuldp_cnn", 1000, 250, 20, "trimmed_mean", 3)
+        got = parts("byzuldp", "byzuldp_cnn", 1000, 250, 20, "trimmed_mean", 0.01, 3)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(
             f"byzuldp, 1000 clients: {got['round'] / 1000:.2f} s a round (target 6), "
@@ -133,15 +131,17 @@ def main():
             f"{got['rule'] / 1000:.2f} s; peak {peak:.2f} GiB (target 2)"
         )
         records.append({"method": "byzuldp", "clients": 1000, "GiB": peak, **got})
-    print("| method | round ms | local work ms | rule ms | round / (both) |")
-    print("|---|---|---|---|---|")
+    print("| method | noise | round ms | local work ms | rule ms | round / (both) |")
+    print("|---|---|---|---|---|---|")
     for name in names:
         rule = "trimmed_mean" if name == "byzuldp" else "nnm+median"
-        got = parts(name, "cnn", 20, 4, 32, rule, args.repeats)
-        ratio = got["round"] / (got["local work"] + got["rule"])
-        numbers = " | ".join(f"{t:.0f}" for t in got.values())
-        print(f"| {name} | {numbers} | {ratio:.2f} |", flush=True)
-        records.append({"method": name, "clients": 20, "ratio": ratio, **got})
+        takes = inspect.signature(naming.ALGORITHMS[name]).parameters
+        for noise in (0.0, 0.01) if "noise_std" in takes else (0.0,):
+            got = parts(name, "cnn", 20, 4, 32, rule, noise, args.repeats)
+            ratio = got["round"] / (got["local work"] + got["rule"])
+            numbers = " | ".join(f"{t:.0f}" for t in got.values())
+            print(f"| {name} | {noise} | {numbers} | {ratio:.2f} |", flush=True)
+            records.append({"method": name, "noise": noise, "ratio": ratio, **got})
     if args.json:
         with open(args.json, "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)

@@ -136,7 +136,7 @@ def test_algorithms():
         ),
         (
             lambda: jaxfed.make_attack("imp"),
-            "unknown attack 'imp'. Did you mean 'ipm'.*Known: inf, ipm, label_flip",
+            "unknown attack 'imp'. Did you mean 'ipm'.*Known: alie, alie_search",
         ),
         (lambda: jaxfed.make_attack("ipm+nan"), "an attack is one name"),
         (

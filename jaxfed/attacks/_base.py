@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Building blocks of attacks."""
 
+import math
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfed import _tree, _validate
+from jaxfed import _keys, _tree, _validate
 from jaxfed._base import Attack
 
 
@@ -20,26 +23,168 @@ def no_wire() -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(optax.identity())
 
 
-def honest_mean(updates, byzantine):
-    """Return the mean of the honest rows; Byzantine rows may hold anything."""
-    w = jnp.where(byzantine, 0.0, 1.0)
-    return _tree.combine(w / jnp.sum(w), updates)
+class Seen(NamedTuple):
+    """One round, as an adversary who sees the wire sees it.
 
-
-def replace_rows(forge) -> Attack:
-    """Build a stateless wire attack from ``forge(updates, byzantine)``.
-
-    ``forge`` returns a tree like one update (all Byzantine clients send it) or a
-    stacked tree (row i is sent by client i).
+    Attributes:
+      uploads: stacked tree, what the honest code of every client computed.
+      byzantine: bool ``[n]``.
+      ids: ``[n]``, client ids of the rows.
+      key: randomness of the round, None if nobody gave any.
+      message: what the server broadcast, or None.
+      probe: ``(uploads) -> model step``, a dry run of the server half, or None.
     """
 
-    def update(updates, state, params=None, *, byzantine, **extra):
-        del params, extra
-        n = _validate.stacked(updates)
-        byzantine = _validate.flags("byzantine", byzantine, n)
-        updates = jax.tree.map(jnp.asarray, updates)
-        forged = forge(updates, byzantine)
-        return _tree.where_rows(~byzantine, updates, forged), state
+    uploads: Any
+    byzantine: jax.Array
+    ids: jax.Array
+    key: Any = None
+    message: Any = None
+    probe: Any = None
 
-    wire = optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update)
-    return Attack(no_poison, wire)
+    @property
+    def updates(self):
+        """The uploads in float32 or wider."""
+        return jax.tree.map(
+            lambda x: x.astype(_tree.accumulator(x.dtype)), self.uploads
+        )
+
+    @property
+    def num_honest(self):
+        """Number of honest rows as a float, at least 1 so that it can divide."""
+        return jnp.maximum(jnp.sum(jnp.where(self.byzantine, 0.0, 1.0)), 1)
+
+    def attacked(self, forged):
+        """Return the uploads with the Byzantine rows replaced.
+
+        ``forged`` is a tree like one upload (all Byzantine clients send it) or a
+        stacked tree (row i is sent by client i).
+        """
+        return _tree.where_rows(~self.byzantine, self.uploads, forged)
+
+    def everywhere(self, one):
+        """Return stacked uploads in which every row is ``one``."""
+        nowhere = jnp.zeros_like(self.byzantine)
+        return _tree.where_rows(nowhere, self.uploads, one)
+
+    def mean(self):
+        """Return the mean of the honest rows, 0 if there are none.
+
+        Byzantine rows may hold anything.
+        """
+        honest = jnp.where(self.byzantine, 0.0, 1.0)
+        return _tree.combine(honest / self.num_honest, self.updates)
+
+    def std(self, mean, ddof):
+        """Return the coordinate-wise standard deviation of the honest rows."""
+        honest = jnp.where(self.byzantine, 0.0, 1.0)
+        weights = honest / jnp.maximum(self.num_honest - ddof, 1)
+        squares = jax.tree.map(lambda x, m: jnp.square(x - m[None]), self.updates, mean)
+        return jax.tree.map(jnp.sqrt, _tree.combine(weights, squares))
+
+
+def replace_rows(forge, init, needs_data=False) -> Attack:
+    """Build a wire attack from ``forge(seen, state) -> (forged, state)``."""
+
+    def update(
+        uploads,
+        state,
+        params=None,
+        *,
+        byzantine,
+        probe=None,
+        message=None,
+        key=None,
+        cohort=None,
+        **extra,
+    ):
+        del params, extra
+        n = _validate.stacked(uploads)
+        byzantine = _validate.flags("byzantine", byzantine, n)
+        uploads = jax.tree.map(jnp.asarray, uploads)
+        ids = jnp.arange(n) if cohort is None else cohort
+        seen = Seen(uploads, byzantine, ids, key, message, probe)
+        forged, state = forge(seen, state)
+        return seen.attacked(forged), state
+
+    wire = optax.GradientTransformationExtraArgs(init, update)
+    return Attack(no_poison, wire, needs_data)
+
+
+def stateless(forge, needs_data=False) -> Attack:
+    """Build a wire attack from ``forge(seen) -> forged``."""
+    return replace_rows(
+        lambda seen, state: (forge(seen), state),
+        lambda params: optax.EmptyState(),
+        needs_data,
+    )
+
+
+class RandomState(NamedTuple):
+    """State of a random attack: ``key`` (never advanced) and rounds so far."""
+
+    key: jax.Array
+    count: jax.Array
+
+
+def random_rows(draw, key, needs_data=False) -> Attack:
+    """Build a wire attack from ``draw(key, own upload, seen) -> forged upload``.
+
+    Rows are drawn by round and client id, so they depend neither on the cohort nor on
+    the order of clients. The round's key is used where the caller gives one.
+    """
+    key = _keys.as_key(key)
+
+    def init(params):
+        del params
+        return RandomState(jnp.copy(key), jnp.zeros([], jnp.int32))
+
+    def forge(seen, state):
+        now = _keys.fold(state.key, state.count) if seen.key is None else seen.key
+        rows = jax.vmap(lambda i, own: draw(_keys.fold(now, i), own, seen))
+        new = state._replace(count=optax.safe_increment(state.count))
+        return rows(seen.ids, seen.updates), new
+
+    return replace_rows(forge, init, needs_data)
+
+
+def normal_like(key, tree):
+    """Return a tree of standard normal numbers."""
+    keys = optax.tree.split_key_like(key, tree)
+    return jax.tree.map(lambda x, k: jax.random.normal(k, x.shape, x.dtype), tree, keys)
+
+
+def scaled(factor, tree):
+    """Return ``factor * tree``."""
+    return jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, tree)
+
+
+def moved(tree, factor, direction):
+    """Return ``tree + factor * direction``."""
+    return jax.tree.map(
+        lambda x, d: x + jnp.asarray(factor, x.dtype) * d, tree, direction
+    )
+
+
+def dots(updates, direction):
+    """Return ``[n]``, the inner product of every row with one tree."""
+    return sum(
+        jnp.sum(x * d[None], range(1, x.ndim))
+        for x, d in zip(
+            jax.tree.leaves(updates), jax.tree.leaves(direction), strict=True
+        )
+    )
+
+
+def update_of(upload):
+    """Return the part of an upload that goes to the rule."""
+    parts = isinstance(upload, dict) and set(upload) == {"update", "control"}
+    return upload["update"] if parts else upload
+
+
+def finite(name, x):
+    """Raise unless ``x`` is a finite number; traced values pass."""
+    value = _validate._number(name, x)
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {name}={x}.")
+    return x

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks on the data of Byzantine clients."""
 
+import jax
 import jax.numpy as jnp
 
-from jaxfed import _validate
+from jaxfed import _keys, _tree, _validate
 from jaxfed._base import Attack
 from jaxfed.attacks import _base
 
@@ -12,7 +13,8 @@ def label_flip(num_classes=10, label="label") -> Attack:
     """Label flip: Byzantine clients train on labels ``num_classes - 1 - y``.
 
     They otherwise run the honest code, clipping and noise included, and know their own
-    data only. Applying it twice gives the data back.
+    data only. Applying it twice gives the data back; of an odd number of classes the
+    middle one stays.
 
     Args:
       num_classes: labels are ``0 <= y < num_classes``.
@@ -27,14 +29,62 @@ def label_flip(num_classes=10, label="label") -> Attack:
     num_classes = _validate.count("num_classes", num_classes, minimum=2)
 
     def poison(shards, byzantine):
-        if not isinstance(shards.data, dict) or label not in shards.data:
-            raise ValueError(
-                f"label_flip needs shards whose data is a dict with {label!r}, got "
-                f"{type(shards.data).__name__}; name the labels with label=."
-            )
-        y = shards.data[label]
-        flip = jnp.reshape(byzantine, (-1,) + (1,) * (y.ndim - 1))
-        flipped = jnp.where(flip, num_classes - 1 - y, y)
-        return shards._replace(data=shards.data | {label: flipped})
+        chosen = jnp.reshape(byzantine, (-1, 1))
+        return _flip("label_flip", shards, chosen, num_classes, label)
 
     return Attack(poison, _base.no_wire(), needs_data=True)
+
+
+def label_flip_half(num_classes=10, fraction=0.5, label="label", *, key=0) -> Attack:
+    """Flip a random half of each Byzantine client's labels, ``num_classes - 1 - y``.
+
+    ``floor(fraction * count)`` of a client's examples, drawn once by the client's id;
+    the client otherwise runs the honest code and knows its own data only. Applying it
+    twice gives the data back; of an odd number of classes the middle one stays.
+
+    Args:
+      num_classes: labels are ``0 <= y < num_classes``.
+      fraction: share of the labels, ``0 <= fraction <= 1``; may be traced.
+      label: name of the label in a shard's data.
+      key: typed key or int seed of who is flipped.
+
+    Returns:
+      Attack on the data, to be applied once before training.
+
+    Raises:
+      ValueError: if ``fraction`` is outside its range; at use if the shards have no
+        such label.
+
+    References:
+      DRAG, section VI-B (LF).
+    """
+    num_classes = _validate.count("num_classes", num_classes, minimum=2)
+    _validate.unit_interval("fraction", fraction, closed_right=True)
+    key = _keys.as_key(key)
+
+    def poison(shards, byzantine):
+        def choose(client_id, count, capacity):
+            score = jax.random.uniform(_keys.fold(key, client_id), (capacity,))
+            score = jnp.where(jnp.arange(capacity) < count, score, jnp.inf)
+            # The product may be rounded to just below the whole number it is.
+            quota = jnp.floor(fraction * count * (1 + 1e-6))
+            return jnp.argsort(jnp.argsort(score)) < quota
+
+        n, capacity = jax.tree.leaves(shards.data)[0].shape[:2]
+        choose_all = jax.vmap(choose, (0, 0, None))
+        chosen = choose_all(jnp.arange(n), shards.count, capacity)
+        chosen &= jnp.reshape(byzantine, (-1, 1))
+        return _flip("label_flip_half", shards, chosen, num_classes, label)
+
+    return Attack(poison, _base.no_wire(), needs_data=True)
+
+
+def _flip(name, shards, chosen, num_classes, label):
+    if not isinstance(shards.data, dict) or label not in shards.data:
+        raise ValueError(
+            f"{name} needs shards whose data is a dict with {label!r}, got "
+            f"{type(shards.data).__name__}; name the labels with label=."
+        )
+    y = shards.data[label]
+    flipped = jnp.where(_tree.expand(chosen, y), num_classes - 1 - y, y)
+    return shards._replace(data=shards.data | {label: flipped})
