@@ -171,7 +171,8 @@ class SmallCNN(nn.Module):
     @nn.compact
     def __call__(self, images):
         """Return logits ``[B, num_classes]``."""
-        x = max_pool(nn.tanh(PatchConv(16, (5, 5))(_pixels(images))))
+        # tanh(max) = max(tanh), with a quarter of the work.
+        x = nn.tanh(max_pool(PatchConv(16, (5, 5))(_pixels(images))))
         x = nn.tanh(PatchConv(16, (5, 5))(x))
         return nn.Dense(self.num_classes)(_flatten(x))
 
