@@ -35,6 +35,7 @@ from jaxfed.algorithms._fedprox import fedprox as fedprox
 from jaxfed.algorithms._fltrust import fltrust as fltrust
 from jaxfed.algorithms._rfa import raga as raga
 from jaxfed.algorithms._rfa import rfa as rfa
+from jaxfed.algorithms._root_sgd import root_sgd as root_sgd
 from jaxfed.algorithms._safe_dgd import safe_dgd as safe_dgd
 from jaxfed.algorithms._safe_dgd import safe_dsgd as safe_dsgd
 from jaxfed.algorithms._safe_dshb import byz_clip_sgd as byz_clip_sgd
