@@ -180,7 +180,8 @@ class LocalWork(Protocol):
     """One client's work in one round, before anything is clipped or noised.
 
     Attributes:
-      clip_norm: radius of the clip of each example's gradient, None if there is none.
+      clip_norm: C if the update is a mean of examples' gradients, each clipped to C;
+        else None. Privacy of examples is built on it.
       batch_size: examples a round, None for the whole shard.
     """
 
@@ -205,6 +206,8 @@ class Mechanism(NamedTuple):
       model: ``"local"`` (noise on the client) or ``"central"`` (behind the rule).
       bound: sensitivity of what the noise is added to, where it is not that of one
         message: central noise, and messages whose clip is no L2 ball.
+      source: where the sensitivity is from: ``"tight"``, ``"paper"``, or ``"asserted"``
+        by whoever built the method.
       nominal: c in the epsilon that the method's own paper claims, c * sensitivity *
         sqrt(rounds * log(1 / delta)) / noise_std; None: as Byz-Clip21-SGD2M's.
     """
@@ -214,6 +217,7 @@ class Mechanism(NamedTuple):
     noise_std: Any
     model: str = "local"
     bound: Any = None
+    source: str = "tight"
     nominal: float | None = None
 
     def sensitivity(self, examples: int) -> float:

@@ -17,7 +17,7 @@ Byzantine-robust, differentially private federated optimization in JAX.
 
 commands:
   train   train a model with Byzantine clients and privacy noise
-  list    name every rule, attack, algorithm, data set and model
+  list    name every rule, attack, algorithm, data set and model; describe one
 
 options:
   -h, --help  show this message and exit
@@ -128,9 +128,12 @@ def _given(argv, names):
 
 
 def _list(argv):
-    if argv:
-        print("usage: jaxfed list\n\nName everything that a configuration can name.")
-        return 0 if argv in (["-h"], ["--help"]) else 2
+    if len(argv) > 1 or argv[:1] in (["-h"], ["--help"]):
+        print(
+            "usage: jaxfed list [NAME]\n\nName everything that a configuration can "
+            "name, or show the options and\nthe description of one of them."
+        )
+        return 0 if len(argv) == 1 else 2
     from jaxfed import naming
 
     tables = {
@@ -145,6 +148,13 @@ def _list(argv):
         tables["models"] = models.MODELS
     except ImportError:
         print('(models need more packages: pip install "jaxfed[train]")\n')
+    if argv:
+        known = {
+            name: thing for table in tables.values() for name, thing in table.items()
+        }
+        thing = _registry.lookup(known, argv[0], "name")
+        print(f"{argv[0]}{inspect.signature(thing)}\n\n{inspect.getdoc(thing)}")
+        return 0
     for title, table in tables.items():
         _print_table(title, {name: _first_line(table[name]) for name in table})
     _print_table(

@@ -529,6 +529,22 @@ def test_baselines_need_exactly_one_clip(name):
         build(name, clip_norm=None)
 
 
+@pytest.mark.parametrize("name", ["byz_clip_sgd", "cafcor", "safe_dshb", "dp_brem"])
+@pytest.mark.parametrize("kind", ["steps", "reducer"])
+def test_only_means_of_clipped_gradients_bound_an_example(name, kind):
+    if kind == "steps":
+        options = dict(steps=2, batch_size=3, clip_norm=1.0)
+        work = jaxfed.local_sgd(PROBLEM.loss, optax.sgd(0.1), **options)
+    else:
+        rule = aggregators.median()
+        work = jaxfed.gradient(PROBLEM.loss, clip_norm=1.0, reducer=rule)
+    clip_norm = 1.0 if name == "dp_brem" else None
+    with pytest.raises(ValueError, match="exactly one clip|clips each example"):
+        build(name, local_work=work, clip_norm=clip_norm)
+    if clip_norm is None:  # the whole message can be clipped
+        assert build(name, local_work=work, clip_norm=1.0).mechanism.unit == "client"
+
+
 def test_per_example_variant_needs_clipped_examples_and_a_batch_size():
     name = "byz_clip21_sgd2m_plus"
     with pytest.raises(ValueError, match="clips each example"):

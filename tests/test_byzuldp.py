@@ -291,7 +291,8 @@ def test_row_4_anchored_rows_keep_their_shape_around_the_anchor():
     ],
 )
 def test_row_4_no_aggregate_without_noise_is_kept(rule):
-    algorithm = build(rule, noise_std=0.5, sensitivity=0.1)
+    named = {} if rule.sensitivity else {"sensitivity": 0.1}
+    algorithm = build(rule, noise_std=0.5, **named)
     sim = jaxfed.simulate(algorithm, 5)
     params = jnp.ones(2)
     step = toys.quick_jit(lambda shards: sim.step(sim.init(params, 0), shards)[0])
@@ -657,8 +658,13 @@ def test_noise_needs_a_sensitivity():
     np.testing.assert_allclose(claimed, 0.0162867, rtol=1e-5)
     named = build(rule, noise_std=0.1, sensitivity=0.25).mechanism
     assert named.sensitivity(20) == 0.25 and named.model == "central"
-    with pytest.raises(ValueError, match="sensitivity must be a finite number >= 0"):
+    assert (known.source, named.source) == ("paper", "asserted")
+    with pytest.raises(ValueError, match="sensitivity must be a finite number > 0"):
         build(rule, sensitivity=-1.0)
+    with pytest.raises(ValueError, match="a rule that knows its own"):
+        build(aggregators.median(), noise_std=0.1, sensitivity=1e-6)
+    with pytest.raises(ValueError, match="dim must be"):
+        build(aggregators.median(), n=4, mode="paper", dim=0)
 
 
 def test_private_rounds_need_everybody():

@@ -221,3 +221,37 @@ def test_a_command_is_a_configuration_and_more():
 def test_wrong_settings(changes, error, match):
     with pytest.raises(error, match=match):
         resolve(TrainConfig(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"algorithm": "drag(alhpa=0.5)"}, "Did you mean 'alpha'"),
+        ({"algorithm": "drag(learning_rate=3)"}, "cannot be given in brackets"),
+        ({"algorithm": "ef21_sgdm(compressor=top_k)"}, "make_algorithm in Python"),
+        ({"algorithm": "drag+median"}, "an algorithm is one name"),
+        ({"algorithm": "drag", "rule": "median"}, "drag has no rule, got rule=median"),
+        ({"local_steps": 3}, "safe_dshb has no local_steps"),
+        ({"root_size": 3}, "safe_dshb has no root_size"),
+        ({"algorithm": "drag", "local_steps": 3, "local_epochs": 1}, "both given"),
+        ({"algorithm": "drag", "local_steps": 0}, "local_steps must be at least 1"),
+        ({"algorithm": "br_drag", "local_learning_rate": 0.0}, "local_learning_rate"),
+        ({"clients_per_round": 26}, "at most num_clients=25"),
+        ({"beta": 0.5}, "beta belongs to split='dirichlet'"),
+        ({"classes_per_client": 2}, "classes_per_client belongs to split='by_classes'"),
+    ],
+)
+def test_settings_that_contradict_the_method(changes, match):
+    with pytest.raises(ValueError, match=match):
+        resolve(TrainConfig(**changes))
+
+
+def test_settings_of_local_steps_follow_the_method():
+    c = resolve(TrainConfig(algorithm="br_drag(strength=0.25)"))
+    assert (c.rule, c.learning_rate, c.local_steps, c.batch_size) == (None, 1.0, 5, 10)
+    assert (c.local_learning_rate, c.root_size) == (0.1, 100)
+    assert resolve(TrainConfig(algorithm="drag", local_epochs=2)).local_steps is None
+    assert resolve(TrainConfig(algorithm="fedavg")).rule == "mean"
+    assert resolve(TrainConfig(algorithm="byzuldp")).rule == "trimmed_mean"
+    assert resolve(TrainConfig(algorithm="safe_dsgd")).batch_size == 1
+    assert resolve(TrainConfig(algorithm="dp_brem")).outer_clip_norm == 0.1

@@ -138,7 +138,8 @@ def test_steps_equal_a_loop(kind, x64):
     ``gradient_at`` is the gradient of the first of these steps.
     """
     local_work = KINDS[kind]
-    clip_norm = np.inf if local_work.clip_norm is None else local_work.clip_norm
+    inner = local_work.gradient.clip_norm
+    clip_norm = np.inf if inner is None else inner
     with jax.enable_x64(x64):
         updates, losses, gradients = run(local_work, stacked())
         batches = drawn(local_work)
@@ -377,7 +378,8 @@ def test_chunks_of_clients_change_nothing():
 def test_facts_are_attributes():
     local_work = work(steps=3, batch_size=2, clip_norm=0.5)
     assert (local_work.steps, local_work.epochs) == (3, None)
-    assert (local_work.batch_size, local_work.clip_norm) == (2, 0.5)
+    assert (local_work.batch_size, local_work.gradient.clip_norm) == (2, 0.5)
+    assert local_work.clip_norm is None  # bounds no example's share of the update
     assert work(epochs=1).batch_size is None and work(epochs=1).clip_norm is None
 
 
@@ -410,6 +412,15 @@ def test_reducer_is_the_rule_of_the_examples():
     trimmed = np.sort(rows, axis=0)[1:-1].mean(0)
     update, _ = reduced(aggregators.trimmed_mean(1), shard)
     np.testing.assert_allclose(update, trimmed, rtol=1e-5, atol=1e-6)
+
+
+def test_reducer_takes_no_step_on_too_few_examples():
+    rule = aggregators.trimmed_mean(2)
+    for count in (0, 1, 4):
+        update, _ = reduced(rule, shard_of(0, count))
+        assert not np.any(update)
+    update, _ = reduced(rule, shard_of(0, 5))
+    assert np.all(np.isfinite(update)) and np.any(update)
 
 
 def test_reducer_leaves_equal_gradients_as_they_are():

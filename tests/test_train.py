@@ -377,6 +377,68 @@ def test_every_method_trains_on_digits_with_no_other_argument(name, tmp_path, ca
     assert math.isfinite(row["loss"]) and len(row["influence"]) == 3
 
 
+CENTRAL = dataclasses.replace(TINY, num_clients=10, algorithm="byzuldp")
+
+
+@pytest.mark.parametrize("rule", ["median", "centered_clipping(clip_norm=0.01)"])
+def test_plain_averaging_is_compared_under_noise_of_its_own(rule):
+    problem = problems.make_problem(dataclasses.replace(CENTRAL, rule=rule))
+    noise = float(problem.numbers("mean")["noise_std"])
+    assert noise != float(problem.hparams["noise_std"])
+    mean = 2 * 0.15 / 10  # C = 1, server momentum 0.85
+    assert privacy.certified_epsilon(noise, mean, 1e-3, 5) == pytest.approx(8, rel=1e-6)
+
+
+def test_where_a_central_sensitivity_is_from():
+    def statement(algorithm, rule):
+        config = dataclasses.replace(CENTRAL, algorithm=algorithm, rule=rule)
+        return problems.make_problem(config).statement
+
+    tight = statement("byzuldp", "median")
+    assert (tight.sensitivity, tight.sensitivity_mode) == (pytest.approx(0.15), "tight")
+    paper = statement("byzuldp(mode=paper)", "median")
+    assert paper.sensitivity == pytest.approx(2 * 0.15 * 650**0.5)
+    assert paper.sensitivity_mode == "paper" and paper.nominal_formula == "byzuldp"
+    asserted = statement("byzuldp(sensitivity=0.5)", "nnm+median")
+    assert asserted.sensitivity_mode == "asserted"
+    assert "holds only if it does" in asserted.text()
+    with pytest.raises(ValueError, match="a rule that knows its own"):
+        statement("byzuldp(sensitivity=1e-6)", "mean")
+    with pytest.raises(ValueError, match="unknown sensitivity .*: use mean, trimmed"):
+        statement("byzuldp", "nnm+median")
+    assert statement("safe_dshb", "median").nominal_formula == "Byz-Clip21-SGD2M"
+
+
+def test_partial_participation_of_private_methods():
+    def statement(**changes):
+        return problems.make_problem(
+            dataclasses.replace(CENTRAL, clients_per_round=4, **changes)
+        ).statement
+
+    assert statement(algorithm="dp_fedavg").sensitivity == pytest.approx(2 / 4)
+    assert "4 clients drawn" in statement(algorithm="dp_fedavg").sampling
+    with pytest.raises(
+        ValueError, match="every client in every round, got clients_per"
+    ):
+        statement()
+    assert statement(epsilon=math.inf, rule="nnm+median").model == "none"
+
+
+def test_noise_is_set_beside_what_it_hides():
+    text = problems.make_problem(TINY).noise_text()
+    assert "each message" in text and text.endswith("norm at most 1")
+    assert problems.make_problem(PLAIN).noise_text() == ""
+
+
+def test_rounds_without_honest_clients_leave_the_mean_loss_alone(tmp_path):
+    config = dataclasses.replace(
+        PLAIN, num_byzantine=3, rule="mean", attack="zero", clients_per_round=1
+    )
+    config = dataclasses.replace(config, rounds=8, eval_every=8)
+    assert math.isfinite(train(config, out=tmp_path / "run", reporter=QUIET)["loss"])
+    assert math.isfinite(rows(tmp_path / "run")[-1]["train_loss"])
+
+
 def test_noise_levels():
     def statement(**changes):
         config = dataclasses.replace(TINY, num_clients=20, num_byzantine=0, **changes)
@@ -648,7 +710,13 @@ def test_list(capsys):
     ):
         assert all(re.search(rf"^  {name} +\w", text, re.M) for name in table)
     assert "digits" in text and "mlp" in text and "``" not in text
-    assert cli.main(["list", "rules"]) == 2
+    assert cli.main(["list", "drag", "nnm"]) == 2
+    assert cli.main(["list", "drag"]) == 0
+    text = capsys.readouterr().out
+    assert "strength=0.1" in text and "References" in text
+    assert "unknown name 'dragg'. Did you mean 'drag'" in refused(
+        capsys, "list", "dragg"
+    )
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch):

@@ -9,7 +9,7 @@ import optax
 
 from jaxfed import _validate, links
 from jaxfed._base import FedAlgorithm, Mechanism
-from jaxfed.algorithms._build import from_chains, needs
+from jaxfed.algorithms._build import example_clip, from_chains, needs
 from jaxfed.privacy.mechanisms import clip_tree, gaussian_noise
 
 
@@ -195,11 +195,11 @@ def byz_clip21_sgd2m_plus(
     _validate.unit_interval("momentum", momentum)
     if noise_on not in ("average", "sum"):
         raise ValueError(f"noise_on must be 'average' or 'sum', got {noise_on!r}.")
-    inner = getattr(local_work, "clip_norm", None)
+    inner = example_clip(local_work)
     if local_work is not None and inner is None:
         raise ValueError(
             "byz_clip21_sgd2m_plus clips each example: build local_work with "
-            "gradient(loss_fn, clip_norm=...)."
+            "gradient(loss_fn, clip_norm=...), without reducer."
         )
     if noise_on == "sum":
         own = getattr(local_work, "batch_size", None)

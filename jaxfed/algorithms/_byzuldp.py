@@ -17,6 +17,7 @@ from jaxfed.privacy.mechanisms import (
     clip_tree,
     gaussian_noise,
 )
+from jaxfed.privacy.sensitivity import MODES
 
 
 class AnchoredState(NamedTuple):
@@ -176,8 +177,8 @@ def byzuldp(
       momentum: alpha, weight kept by the client, ``0 <= alpha < 1``, or schedule.
       server_momentum: beta, weight kept by the server, ``0 <= beta < 1``, or schedule.
       sensitivity: L2 distance by which one client moves the aggregate of a round, all
-        factors included, for a rule that does not know; rows are then scaled down to C.
-        The proof is yours.
+        factors included, for a rule that does not know (else it raises); rows are then
+        scaled down to C. The proof is yours, and the privacy statement says so.
       mode: ``"tight"`` sensitivities or the ones of the ``"paper"``.
       dim: number of parameters, for the paper's median only.
       local_work: e.g. ``gradient(loss_fn, batch_size=20)``.
@@ -206,8 +207,14 @@ def byzuldp(
     _validate.nonnegative("noise_std", links.at_round(noise_std, 0))
     known = rule.sensitivity
     silent = _validate.is_concrete(noise_std) and noise_std == 0
+    _validate.choice("mode", mode, MODES)
     if sensitivity is not None:
-        _validate.nonnegative("sensitivity", sensitivity)
+        _validate.positive("sensitivity", sensitivity)
+        if known is not None:
+            raise ValueError(
+                f"sensitivity={sensitivity} was given for a rule that knows its own "
+                "(mode='tight' or 'paper'): leave it out."
+            )
     elif known is None and not silent:
         raise ValueError(
             f"noise_std={noise_std} behind a rule of unknown sensitivity protects "
@@ -251,6 +258,7 @@ def byzuldp(
             links.at_round(noise_std, 0),
             model="central",
             bound=bound,
+            source=mode if sensitivity is None else "asserted",
             nominal=math.sqrt(8),  # Theorem 2
         ),
     )

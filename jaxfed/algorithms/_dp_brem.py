@@ -10,7 +10,7 @@ import optax
 from jaxfed import _tree, _validate, links
 from jaxfed._base import Aggregator, FedAlgorithm, Mechanism
 from jaxfed.aggregators import centered_clipping
-from jaxfed.algorithms._build import from_chains, needs
+from jaxfed.algorithms._build import example_clip, from_chains, needs
 from jaxfed.privacy.mechanisms import gaussian_noise
 
 
@@ -63,7 +63,7 @@ def dp_brem(
     *,
     num_clients=None,
     key,
-    clip_norm=5.0,
+    clip_norm=0.1,
     noise_std=0.0,
     momentum=0.9,
     local_work=None,
@@ -88,7 +88,8 @@ def dp_brem(
       learning_rate: gamma > 0, number, traced scalar or schedule.
       num_clients: accepted like every method does; not needed.
       key: typed key or int seed of the noise.
-      clip_norm: C > 0 of the centred clip; inf for none.
+      clip_norm: C > 0 of the centred clip; inf for none. It must be small beside R to
+        hold attackers back: each of them moves m by up to C/n in a round.
       noise_std: sigma >= 0 per coordinate of the sum s.
       momentum: weight kept by the client, ``0 <= momentum < 1``.
       local_work: ``gradient(loss_fn, batch_size=b, clip_norm=R)``.
@@ -111,11 +112,11 @@ def dp_brem(
     del num_clients
     _validate.positive("learning_rate", learning_rate)
     _validate.unit_interval("momentum", momentum)
-    inner = getattr(local_work, "clip_norm", None)
+    inner = example_clip(local_work)
     if local_work is not None and inner is None:
         raise ValueError(
             "dp_brem clips each example: build local_work with gradient(loss_fn, "
-            "clip_norm=...)."
+            "clip_norm=...) and no reducer."
         )
     rule = _noisy_clipping(clip_norm, noise_std, key)
     unit = ("client", clip_norm) if inner is None else ("example", inner)

@@ -43,6 +43,7 @@ def dp_fedavg(
     key,
     clip_norm,
     noise_std=0.0,
+    cohort_size=None,
     server_optimizer=None,
     local_work=None,
 ) -> FedAlgorithm:
@@ -63,10 +64,12 @@ def dp_fedavg(
     Args:
       learning_rate: gamma > 0, number, traced scalar or schedule; 1 replaces the model
         by the average.
-      num_clients: n, clients averaged in a round: the cohort's size, if there is one.
+      num_clients: all clients.
       key: typed key or int seed of the noise.
       clip_norm: C > 0; inf for no clip.
       noise_std: sigma >= 0 per coordinate of the mean.
+      cohort_size: n, clients averaged in a round; None: all. That the others are not
+        asked is not credited to privacy.
       server_optimizer: as for :func:`fedavg`.
       local_work: e.g. ``local_sgd(loss_fn, optax.sgd(0.1), epochs=1)``.
 
@@ -86,6 +89,8 @@ def dp_fedavg(
       Clients have equal weights, and who takes part is not drawn here.
     """
     num_clients = _validate.count("num_clients", num_clients)
+    if cohort_size is not None:
+        num_clients = _validate.count("cohort_size", cohort_size, maximum=num_clients)
     _validate.positive("learning_rate", learning_rate)
     if server_optimizer is None:
         optimizer = optax.sgd(learning_rate)

@@ -5,7 +5,7 @@ import optax
 
 from jaxfed import _validate, links
 from jaxfed._base import FedAlgorithm, Mechanism
-from jaxfed.algorithms._build import from_chains
+from jaxfed.algorithms._build import example_clip, from_chains
 from jaxfed.privacy.mechanisms import clip, gaussian_noise
 
 
@@ -124,12 +124,12 @@ def safe_dshb(
 
 def _clipping(name, clip_norm, noise_std, local_work):
     """Return the clip link and the mechanism, from exactly one of the two clips."""
-    inner = getattr(local_work, "clip_norm", None)
+    inner = example_clip(local_work)
     if (clip_norm is None) == (inner is None):
         raise ValueError(
             f"{name} needs exactly one clip: clip_norm= for the whole message, or "
-            "local_work=gradient(loss_fn, clip_norm=...) for each example; got "
-            f"clip_norm={clip_norm} and local_work.clip_norm={inner}."
+            "local_work=gradient(loss_fn, clip_norm=...), without reducer, for each "
+            f"example; got clip_norm={clip_norm} and a clip of examples of {inner}."
         )
     if inner is None:
         return clip(clip_norm), Mechanism("client", clip_norm, noise_std)

@@ -16,8 +16,11 @@ from jaxfed import _registry, _validate, algorithms, naming
 
 # Where data lie does not change what a run computes; a digest of the data is checked.
 _NOT_IDENTITY = ("data_dir",)
-# Arguments of methods that follow from the settings.
-_NOT_OPTIONS = ("key", "local_work", "root_work", "noise_std")
+# Arguments of methods that follow from the settings, or are no text.
+_NOT_OPTIONS = (
+    *("cohort_size", "compressor", "dim", "divergence", "initial", "key", "local_work"),
+    *("noise_std", "root_reducer", "root_work", "server_optimizer"),
+)
 HEADER = "# Written by jaxfed "
 
 
@@ -30,7 +33,7 @@ class TrainConfig:
     data_dir: str | None = None
     """Folder of prepared sets; None: TFDS_DATA_DIR, else ~/tensorflow_datasets."""
     model: str = "softmax"
-    """Model: softmax, mlp, cnn or small_cnn."""
+    """Model: softmax, mlp, cnn, small_cnn or byzuldp_cnn."""
     split: str = "iid"
     """How data are split over clients: iid, dirichlet or by_classes."""
     beta: float | None = None
@@ -96,7 +99,8 @@ class TrainConfig:
     seed: int = 0
     """Seed of split, initial model, batches and noise, >= 0."""
     compare: bool = True
-    """Also run plain averaging under the same attack, and the same without noise."""
+    """Also run the same without noise, and, if the method takes a rule, with plain
+    averaging under the same attack."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +167,13 @@ def resolve(config: TrainConfig) -> TrainConfig:
             _validate.positive(name, getattr(config, name))
     if not 0 < config.delta < 1:
         raise ValueError(f"delta must satisfy 0 < delta < 1, got delta={config.delta}.")
+    for name, split in (("beta", "dirichlet"), ("classes_per_client", "by_classes")):
+        value = getattr(config, name)
+        if value is not None and config.split != split:
+            raise ValueError(
+                f"{name} belongs to split={split!r}, got {name}={value} "
+                f"with split={config.split!r}. Leave it out, or change the split."
+            )
     if config.num_byzantine >= config.num_clients:
         raise ValueError(
             f"num_byzantine must be below num_clients, got num_byzantine="
@@ -265,7 +276,7 @@ def parse_algorithm(spec):
         if option in settings or option in _NOT_OPTIONS:
             raise ValueError(
                 f"{option} cannot be given in brackets, got {spec!r}. Use the setting "
-                f"of that name, if there is one."
+                "of that name if there is one, else jaxfed.make_algorithm in Python."
             )
     _registry.check(factory, name, options)
     return name, factory, options

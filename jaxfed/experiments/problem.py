@@ -40,6 +40,7 @@ class Problem:
       hparams: numeric hyperparameters as float32 scalars; they are arguments of the
         compiled program. Without noise there is no ``noise_std`` among them.
       statement: PrivacyStatement.
+      sizes: examples of each honest client.
     """
 
     config: configs.TrainConfig
@@ -50,6 +51,23 @@ class Problem:
     model: Any
     hparams: dict[str, jax.Array]
     statement: privacy.PrivacyStatement
+    sizes: np.ndarray
+
+    def numbers(self, rule):
+        """Return the hyperparameters under another rule: its noise may differ."""
+        config = dataclasses.replace(self.config, rule=rule)
+        return _on_device(_privacy(config, self.sizes, self.model, self.test)[0])
+
+    def noise_text(self):
+        """Say how large the noise is beside what it hides; empty without noise."""
+        if self.statement.model == "none":
+            return ""
+        where = {"local": "each message", "central": "the aggregate"}
+        norm = self.statement.noise_std * math.sqrt(_size(self.model, self.test))
+        return (
+            f"  size: the noise on {where[self.statement.model]} has norm about "
+            f"{norm:.3g}; what it hides has norm at most {self.statement.clip_norm:.3g}"
+        )
 
     def init(self, hparams, seed, *, rule, mesh=None):
         """Return the SimulationState of round 0; ``seed`` may be traced."""
@@ -74,7 +92,8 @@ class Problem:
         simulation = self._simulate(hparams, rule, jax.random.key(0), mesh)
         state, metrics = simulation.run(state, shards, rounds, root)
         result = models.evaluate(self.model, simulation.model(state), test)
-        seen = {"train_loss": jnp.mean(metrics.pop("loss"))}
+        # A cohort without honest clients has no loss.
+        seen = {"train_loss": jnp.nanmean(metrics.pop("loss"))}
         scalars = {k: v for k, v in metrics.items() if v.ndim == 1}
         return state, result | seen | scalars
 
@@ -140,7 +159,8 @@ def make_problem(config) -> Problem:
         data.stack(dataset.train, parts),
         rounds.byzantine_ids(config.num_clients, config.num_byzantine),
     )
-    hparams, statement = _privacy(config, np.array([len(p) for p in parts[:honest]]))
+    sizes = np.array([len(p) for p in parts[:honest]])
+    hparams, statement = _privacy(config, sizes, model, dataset.test)
     return Problem(
         config=config,
         shards=shards,
@@ -148,9 +168,21 @@ def make_problem(config) -> Problem:
         test=jax.tree.map(jnp.asarray, dataset.test),
         data_sha256=_digest(dataset.train, dataset.test),
         model=model,
-        hparams={k: jnp.asarray(v, jnp.float32) for k, v in hparams.items()},
+        hparams=_on_device(hparams),
         statement=statement,
+        sizes=sizes,
     )
+
+
+def _on_device(hparams):
+    return {k: jnp.asarray(v, jnp.float32) for k, v in hparams.items()}
+
+
+def _size(model, test):
+    """Return the number of parameters."""
+    images = jax.ShapeDtypeStruct((1, *test["image"].shape[1:]), test["image"].dtype)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+    return sum(x.size for x in jax.tree.leaves(params))
 
 
 def _clients_at_once(model, mesh):
@@ -163,7 +195,7 @@ def _clients_at_once(model, mesh):
     return 1 if slow and mesh is None else None
 
 
-def _algorithm(config, hparams, rule, key, model=None):
+def _algorithm(config, hparams, rule, key, model=None, dim=None):
     """Build the method from whatever arguments its factory accepts."""
     from jaxfed import models
 
@@ -193,6 +225,8 @@ def _algorithm(config, hparams, rule, key, model=None):
         "rule": rule,
         "num_byzantine": config.rule_byzantine,
         "num_clients": config.num_clients,
+        "cohort_size": config.clients_per_round,
+        "dim": dim,
         "key": key,
         "clip_norm": hparams.get(message_clip),
         "noise_std": hparams.get("noise_std"),
@@ -208,12 +242,14 @@ def _algorithm(config, hparams, rule, key, model=None):
     return naming.make_algorithm(name, **given, **own)
 
 
-def _privacy(config, sizes):
+def _privacy(config, sizes, model, test):
     """Derive the noise from epsilon, and account for what will run.
 
     Args:
       config: resolved TrainConfig.
       sizes: examples of each honest client.
+      model: Flax module.
+      test: the test data, for the size of the model.
 
     Returns:
       ``(hyperparameters as floats, PrivacyStatement)``.
@@ -224,8 +260,13 @@ def _privacy(config, sizes):
         if getattr(config, name, None) is not None
     }
     # Built with plain numbers, so that every wrong value raises here.
-    name = configs.parse_algorithm(config.algorithm)[0]
-    mechanism = _algorithm(config, hparams, config.rule, 0).mechanism
+    name, factory, _ = configs.parse_algorithm(config.algorithm)
+    takes = _registry.accepted(factory)
+    private = config.epsilon != math.inf
+    # With noise in it, so that a method that cannot hide behind it says so.
+    trial = hparams | ({"noise_std": 1.0} if private else {})
+    dim = _size(model, test)
+    mechanism = _algorithm(config, trial, config.rule, 0, dim=dim).mechanism
     smallest = max(1, int(sizes[sizes > 0].min(initial=sizes.max())))
     batch = min(config.batch_size or smallest, smallest)
     # A batch drawn at random; a client with fewer examples uses all of them.
@@ -242,7 +283,8 @@ def _privacy(config, sizes):
             **common,
         )
         return hparams, statement
-    if mechanism.model == "central" and config.clients_per_round is not None:
+    central = private and mechanism.model == "central"
+    if central and config.clients_per_round is not None and "cohort_size" not in takes:
         raise ValueError(
             f"{name} is accounted for with every client in every round, got "
             f"clients_per_round={config.clients_per_round}. Leave it out."
@@ -254,7 +296,7 @@ def _privacy(config, sizes):
     # What the method's own paper claims, times the noise.
     spread = math.sqrt(config.rounds * -math.log(config.delta))
     claimed = (mechanism.nominal or 0.5) * sensitivity * spread
-    if config.epsilon != math.inf:
+    if private:
         if sensitivity == math.inf:
             raise ValueError(
                 f"epsilon={config.epsilon} needs a bound on what a client sends, got "
@@ -283,20 +325,22 @@ def _privacy(config, sizes):
         sensitivity=sensitivity,
         sampling_rate=rate,
         sampling_text=_sampling(config, batch),
-        mechanism=_mechanism(name, mechanism),
+        mechanism=_mechanism(name, mechanism, clips="clip_norm" in takes),
         model=mechanism.model,
         epsilon_nominal=nominal,
+        nominal_formula="Byz-Clip21-SGD2M" if mechanism.nominal is None else name,
+        sensitivity_mode=mechanism.source,
         **common,
     )
     return hparams, statement
 
 
-def _mechanism(name, mechanism):
+def _mechanism(name, mechanism, clips):
     where = "at each client" if mechanism.model == "local" else "behind the rule"
     if mechanism.unit == "example":
         what = "each example's gradient clipped, then averaged"
     else:
-        what = "each client's message clipped"
+        what = f"each client's message {'clipped' if clips else 'normalised'}"
     return f"{name}: {what}, Gaussian noise added {where}"
 
 

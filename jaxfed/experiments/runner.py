@@ -164,7 +164,8 @@ def _execute(run):
     say = run.reporter.say
     say(f"jaxfed {jaxfed.__version__}, run {run_id[:12]} in {folder.path}\n")
     say(configs.to_toml(config))
-    say(problem.statement.text() + "\n")
+    say(problem.statement.text())
+    say(problem.noise_text() + "\n")
     checkpoints = Checkpoints(folder.path / "checkpoints")
     try:
         done, spent = checkpoints.latest() or 0, {"wall": 0.0, "compile": 0.0}
@@ -242,7 +243,11 @@ def _compare(run, clock):
     config, hparams = run.problem.config, run.problem.hparams
     wanted = []
     if config.compare and config.rule not in (None, "mean"):
-        wanted.append((dataclasses.replace(config, rule="mean"), hparams))
+        other = dataclasses.replace(config, rule="mean")
+        try:
+            wanted.append((other, run.problem.numbers("mean")))
+        except ValueError as error:  # e.g. a sensitivity asserted for another rule
+            run.reporter.say(f"No comparison with the mean: {error}")
     if config.compare and "noise_std" in hparams:
         silent = hparams | {"noise_std": np.float32(0)}
         wanted.append((dataclasses.replace(config, epsilon=math.inf), silent))

@@ -70,6 +70,7 @@ def median(middle="mean") -> Sensitivity:
                 "the paper's bound for the median grows with the number of parameters: "
                 "pass dim=, or mode='tight'."
             )
+        _validate.count("dim", dim)
         return 2 * radius * dim**0.5
 
     return _sensitivity(tight, paper)

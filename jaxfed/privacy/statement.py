@@ -29,8 +29,12 @@ _CAVEATS = (
     "floating-point attacks.",
     "Byzantine clients are simulated: an attack may use more than the privacy model "
     "lets a real adversary see.",
-    "The nominal epsilon is what the paper's formula calls this noise level; only the "
+    "The nominal epsilon is what a paper's formula calls this noise level; only the "
     "certified epsilon is a guarantee.",
+)
+_ASSERTED = (
+    "The sensitivity was given by name and is not proven here: the certified epsilon "
+    "holds only if it does."
 )
 
 
@@ -46,11 +50,13 @@ class PrivacyStatement:
       clip_norm: clip radius of one example or one client, inf if not clipped.
       noise_std: standard deviation per coordinate of the noised vector.
       sensitivity: L2 sensitivity of that vector in one round, inf if unbounded.
-      sensitivity_mode: "tight": derived for what is computed.
+      sensitivity_mode: "tight": derived for what is computed; "paper": the printed
+        bound; "asserted": a number given by name, which nobody has checked.
       rounds: number of noised releases.
       sampling: how examples and clients are drawn, in words.
       delta: failure probability of both epsilons.
-      epsilon_nominal: what the paper's formula calls this noise; not a guarantee.
+      epsilon_nominal: what a paper's formula calls this noise; not a guarantee.
+      nominal_formula: whose formula that is.
       epsilon_certified: what the accountant certifies for all rounds together.
       accountant: who certifies, with version.
       tuned_on_private_data: whether hyperparameters were, in words.
@@ -69,6 +75,7 @@ class PrivacyStatement:
     sampling: str
     delta: float
     epsilon_nominal: float
+    nominal_formula: str
     epsilon_certified: float
     accountant: str
     tuned_on_private_data: str
@@ -100,8 +107,8 @@ class PrivacyStatement:
         body = [
             f"  certified epsilon {self.epsilon_certified:.4g} at delta "
             f"{self.delta:.4g} ({self.accountant})",
-            f"  nominal epsilon {self.epsilon_nominal:.4g} (the paper's formula, not a "
-            "guarantee)",
+            f"  nominal epsilon {self.epsilon_nominal:.4g} ({self.nominal_formula}'s "
+            "formula, not a guarantee)",
             f"  mechanism: {self.mechanism}; clip norm {self.clip_norm:.4g}, noise std "
             f"{self.noise_std:.4g}, sensitivity {self.sensitivity:.4g} "
             f"({self.sensitivity_mode}), {self.rounds} rounds",
@@ -125,6 +132,8 @@ def make_statement(
     mechanism: str,
     model: str = "local",
     epsilon_nominal: float | None = None,
+    nominal_formula: str = "Byz-Clip21-SGD2M",
+    sensitivity_mode: str = "tight",
     tuned_on_private_data: str = "not by this run; tuning elsewhere is not counted",
 ) -> PrivacyStatement:
     """Account for one run and say what it protects.
@@ -147,6 +156,8 @@ def make_statement(
         ``nominal_epsilon(noise_std, sensitivity / 2, delta, rounds)``: ``sensitivity /
         2`` is the norm of one unit's share in the noised vector, which is ``clip_norm``
         for unit "client".
+      nominal_formula: whose name that is.
+      sensitivity_mode: "tight", "paper" or "asserted".
       tuned_on_private_data: whether hyperparameters were, in words.
 
     Returns:
@@ -168,6 +179,7 @@ def make_statement(
     """
     _choice("unit", unit, _ADJACENCY)
     _choice("model", model, _AGAINST)
+    _choice("sensitivity_mode", sensitivity_mode, ("tight", "paper", "asserted"))
     clip_norm = float(_validate.positive("clip_norm", clip_norm, finite=False))
     # Checks the other numbers as well, and needs no library where there is no noise.
     certified = accounting.certified_epsilon(noise_std, sensitivity, delta, rounds)
@@ -188,6 +200,8 @@ def make_statement(
         )
 
     caveats = _CAVEATS
+    if sensitivity_mode == "asserted":
+        caveats = (_ASSERTED, *_CAVEATS)
     if noise_std == 0:
         model, caveats = "none", ("No privacy: no noise is added.",)
     elif math.isinf(sensitivity):
@@ -206,11 +220,12 @@ def make_statement(
         clip_norm=clip_norm,
         noise_std=noise_std,
         sensitivity=sensitivity,
-        sensitivity_mode="tight",
+        sensitivity_mode=sensitivity_mode,
         rounds=int(rounds),
         sampling=f"{sampling_text}; amplification by sub-sampling is not credited",
         delta=float(delta),
         epsilon_nominal=nominal,
+        nominal_formula=nominal_formula,
         epsilon_certified=certified,
         accountant=accountant,
         tuned_on_private_data=tuned_on_private_data,
