@@ -276,6 +276,8 @@ def test_strengths_may_be_traced_and_swept(name):
 
 @pytest.mark.parametrize("name", ["ipm", "sign_flip", "random"])
 def test_bad_scales(name):
+    with pytest.raises(ValueError, match="the range of float32, got scale=1e[+]39"):
+        getattr(attacks, name)(scale=1e39)
     for scale in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="scale must be a finite number >= 0"):
             getattr(attacks, name)(scale=scale)
@@ -287,6 +289,7 @@ def test_bad_scales(name):
     ("build", "match"),
     [
         (lambda: attacks.alie(z=float("nan")), "z must be a finite number, got z=nan"),
+        (lambda: attacks.alie(z=-2e38), "range of float32, got z=-2e[+]38"),
         (lambda: attacks.alie(ddof=2), "ddof must be at most 1"),
         (lambda: attacks.gaussian_noise(std=-1.0), "std must be a finite number >= 0"),
         (lambda: attacks.scalar_noise(std=-1.0), "std must be a finite number >= 0"),
@@ -617,6 +620,24 @@ def test_label_flip_of_other_names_and_class_counts():
         attacks.label_flip().poison(Shard(data, jnp.array([2, 2])), np.array([1, 0]))
     with pytest.raises(ValueError, match="num_classes must be at least 2"):
         attacks.label_flip(num_classes=1)
+
+
+@pytest.mark.parametrize("name", ["label_flip", "label_flip_half"])
+def test_labels_must_be_integers_in_their_range(name):
+    build, before = getattr(attacks, name), shards(np.int32)
+    with pytest.raises(ValueError, match="num_classes=3, got 0 to 9 in data.'label'"):
+        build(num_classes=3).poison(before, BYZANTINE)
+    with pytest.raises(TypeError, match="flips integer labels, got float32 in data.'i"):
+        build(label="image").poison(before, BYZANTINE)
+    pixels = before._replace(data={"image": jnp.full((5, 3, 2), 255, jnp.uint8)})
+    with pytest.raises(ValueError, match="got 255 to 255"):
+        build(label="image").poison(pixels, BYZANTINE)
+    # Padding may hold anything, and traced labels are not known.
+    padded = Shard({"label": jnp.array([[1, -7], [2, 99]])}, jnp.array([1, 1]))
+    kept = np.array([False, False])
+    for poison in (build().poison, quick_jit(build(num_classes=2).poison)):
+        out = poison(padded, kept).data["label"]
+        np.testing.assert_array_equal(out, padded.data["label"])
 
 
 @pytest.mark.parametrize("num_classes", [10, 9])

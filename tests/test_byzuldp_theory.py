@@ -4,6 +4,7 @@
 import functools
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -638,3 +639,49 @@ def test_row_27_stationary_variance_by_simulation(beta):
 def test_row_27_diverging_step_size():
     with pytest.raises(ValueError, match="below 2,.*learning_rate=2.0"):
         theory.stationary_variance(2.0, 0.0, 1.0)
+
+
+# --- numbers that float64 cannot hold ------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", ["squared_gradient", "tracking", "dispersion"])
+def test_descent_bound_needs_finite_squares(name, value):
+    squares = dict(squared_gradient=1.0, tracking=1.0, dispersion=1.0)
+    with pytest.raises(ValueError, match=f"{name} must"):
+        theory.descent_bound(0.1, smoothness=1.0, **(squares | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.kappa_sandwich(10, 2, 1e-308), "nu=1e-308"),
+        (
+            lambda: theory.lower_bound(10, 2, smoothness=1e-308, heterogeneity=1.0),
+            "smoothness=1e-308",
+        ),
+        (
+            lambda: theory.lower_bound_instance(
+                10, 2, 3, smoothness=1e-308, heterogeneity=1.0
+            ),
+            "smoothness=1e-308",
+        ),
+        *[
+            (
+                lambda k=k, v=v: theory.step_size(10, **(COROLLARY_3 | {k: v})),
+                f"{k}=1e{math.log10(v):+.0f}",
+            )
+            for k, v in [
+                ("clip_norm", 1e-308),
+                ("clip_norm", 1e308),
+                ("epsilon", 1e-308),
+                ("smoothness", 1e308),
+                ("dim", 10**400),
+            ]
+        ],
+    ],
+)
+def test_extreme_arguments_are_named(call, message):
+    message = re.escape(message)
+    with pytest.raises(ValueError, match=f"range of float64.*{message}.*Rescale"):
+        call()

@@ -208,6 +208,10 @@ def test_row_21_d1_and_d2_by_hand_in_both_forms():
 
 
 def test_row_21_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="squared must not be NaN"):
+        drag.h_constant(0.1, 2, 0.3, 0.5, -0.1, squared=math.nan)
+    with pytest.raises(ValueError, match="c3 leaves.*learning_rate is too extreme"):
+        drag.DragTheory(1e200, 5, 1.0, 0.01, 1.0, 1.0).c3  # noqa: B018
     with pytest.raises(ValueError, match="strength=1.5"):
         drag.gamma_max(0.01, 1.5)
     with pytest.raises(ValueError, match="learning_rate=-1"):

@@ -240,6 +240,8 @@ def test_without_a_dry_run_there_is_no_search(name):
     [
         ({"low": float("nan")}, "low must be a finite number"),
         ({"high": float("inf")}, "high must be a finite number"),
+        ({"high": 1e39}, "high must be at most 1e[+]38 in size"),
+        ({"delta": 1e39}, "delta must be at most 1e[+]38 in size"),
         ({"grid": 0}, "grid must be at least 1"),
         ({"evals": 0}, "evals must be at least 1"),
         ({"delta": 0.0}, "delta must be a finite number > 0"),
@@ -266,6 +268,13 @@ def test_bad_arguments(options, match):
 def test_bad_arguments_of_the_climb(options, match):
     with pytest.raises(ValueError, match=match):
         attacks.gradient_search(**options)
+
+
+def test_what_the_climb_climbs_with_must_be_functions():
+    with pytest.raises(TypeError, match="optimizer must be an optax.*got 'adam'"):
+        jaxfed.make_attack("gradient_search", optimizer="adam")
+    with pytest.raises(TypeError, match="objective must be a function.*got 'loss'"):
+        attacks.gradient_search(objective="loss")
 
 
 # --- rows of the papers --------------------------------------------------------------

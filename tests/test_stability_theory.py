@@ -489,6 +489,16 @@ def test_bad_arguments_are_named():
         setting().nominal_noise_std(0, 1e-5)
     with pytest.raises(ValueError, match="test_steps must be at most steps=50"):
         setting().predicted(1.0, test_steps=51)
+    for value in (math.nan, -1.0):
+        with pytest.raises(ValueError, match="magnitude must"):
+            setting().predicted(1.0, test_steps=5, magnitude=value)
+    with pytest.raises(ValueError, match="draws must be at most 1000000"):
+        stability.monte_carlo(7, 1, 5, draws=10**12)
+    for n, exponent in ((10**30, 30), (10**5000, 5000)):
+        with pytest.raises(ValueError, match=f"n is too extreme.*1e[+]{exponent}"):
+            stability.technical_constants(n, 1, 5)
+    with pytest.raises(ValueError, match="lipschitz is too extreme, .*=1e[+]300"):
+        setting(lipschitz=1e300).upper(1.0)
     with pytest.raises(ValueError, match="f must be at least 1"):
         stability.byzantine_magnitude(7, 0)
     with pytest.raises(ValueError, match="strong_convexity must be at most smoothness"):

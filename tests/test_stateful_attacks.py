@@ -201,6 +201,34 @@ def test_mia_push_records_the_target_when_it_is_there():
     assert (state.recorded, state.total) == (0, 0.0)  # a Byzantine row is no target
 
 
+def test_mia_push_needs_an_honest_target():
+    x, byzantine = inputs_of(1, 5, 2)[0], np.arange(5) >= 3
+
+    def send(target, byzantine=byzantine, **extra):
+        attack = attacks.mia_push(target=target)
+        state = attack.wire.init(x[0])
+        return attack.wire.update(x, state, byzantine=byzantine, **extra)[1]
+
+    with pytest.raises(ValueError, match="honest, got target=4, which is Byzantine"):
+        send(4)
+    with pytest.raises(ValueError, match="one of the 5 clients, got target=99"):
+        quick_jit(lambda who: send(99, who))(byzantine)
+    cohort = np.array([99, 7, 3, 1, 0])
+    assert send(99, cohort=cohort).recorded == 1
+    assert send(4, cohort=cohort).recorded == 0  # absent
+    # Who attacks is not known here: the target is never recorded.
+    assert quick_jit(lambda who: send(4, who))(byzantine).recorded == 0
+
+
+def test_mia_push_pushes_the_first_coordinate_that_there_is():
+    x = {"a": np.ones((4, 0, 2), np.float32), "b": np.ones((4, 3), np.float32)}
+    attack = attacks.mia_push(num_test=0)
+    state = attack.wire.init(jax.tree.map(lambda leaf: leaf[0], x))
+    out, _ = attack.wire.update(x, state, byzantine=np.arange(4) == 3)
+    assert out["a"].shape == (4, 0, 2)
+    np.testing.assert_array_equal(out["b"][3] != 0, [True, False, False])
+
+
 def test_mia_push_succeeds_as_often_as_the_theory_says():
     """Sheet, 5.5-A: sigma 0.2, half of T=100 for the test, z = Delta/2: P = 0.623."""
     sigma, tests, m, runs = 0.2, 50, 20, 3000

@@ -547,6 +547,18 @@ def test_errors_name_the_argument(change, error, message):
         theory.choose(**{**BASE, **change})
 
 
+def test_bounds_are_not_silently_nan():
+    for sums in (math.nan, [[1.0, math.nan]]):
+        with pytest.raises(ValueError, match="noise_sums must not be NaN"):
+            theory.aggregation_bias_bound(0.1, 3, 1.0, 0.1, sums)
+    with pytest.raises(TypeError, match="noise_sums must be numbers"):
+        theory.aggregation_bias_bound(0.1, 3, 1.0, 0.1, None)
+    with pytest.raises(ValueError, match="noise_sums is too extreme.*=1e[+]200"):
+        theory.aggregation_bias_bound(0.1, 3, 1.0, 0.1, [[1e200]])
+    with pytest.raises(ValueError, match="clip_rounds leaves.*radius is too extreme"):
+        theory.clip_rounds(1e308, 1e-300, 0.1)
+
+
 def test_no_room_is_an_error():
     with pytest.raises(ValueError, match="Rescale"):
         theory.choose(**{**BASE, "potential": 1e-320, "noise_std": 1e308})

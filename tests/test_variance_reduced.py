@@ -260,9 +260,13 @@ def test_marina_errors():
     sim = jaxfed.simulate(algorithm, N)
     with pytest.raises(ValueError, match="built without local work"):
         sim.step(sim.init(PROBLEM.params, 0), PROBLEM.shards)
+    with pytest.raises(TypeError, match="compressor must be a link.*got 'abc'"):
+        marina(compressor="abc")
 
 
 def test_ef21_sgdm_errors():
+    with pytest.raises(TypeError, match="compressor must be a link.*got 'top_k'"):
+        ef21_sgdm(0.1, num_clients=N, compressor="top_k")
     with pytest.raises(ValueError, match="start must be one of"):
         ef21_sgdm(0.1, num_clients=N, start="one")
     with pytest.raises(ValueError, match="momentum must satisfy"):

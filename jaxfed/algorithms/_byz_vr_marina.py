@@ -75,7 +75,8 @@ def byz_vr_marina(
       FedAlgorithm; it is not two chains, so run it with ``jaxfed.simulate``.
 
     Raises:
-      TypeError: if the local work is not made by ``jaxfed.gradient``.
+      TypeError: if the local work is not made by ``jaxfed.gradient``, or
+        ``compressor`` is no optax transformation.
       ValueError: for values out of these ranges.
 
     Cost:
@@ -102,7 +103,13 @@ def byz_vr_marina(
             "byz_vr_marina needs gradients on batches and on whole shards: build "
             f"local_work with jaxfed.gradient(loss_fn, ...), got {local_work!r}."
         )
-    compress = optax.with_extra_args_support(compressor or optax.identity())
+    compressor = optax.identity() if compressor is None else compressor
+    if not isinstance(compressor, optax.GradientTransformation):
+        raise TypeError(
+            "compressor must be a link such as jaxfed.compressors.rand_k(0.1, key), "
+            f"got {compressor!r}."
+        )
+    compress = optax.with_extra_args_support(compressor)
     descend = optax.sgd(learning_rate)
 
     def client_init(params, client_id):

@@ -72,6 +72,7 @@ def ef21_sgdm(
       FedAlgorithm.
 
     Raises:
+      TypeError: if ``compressor`` is no optax transformation.
       ValueError: for values out of these ranges.
 
     Cost:
@@ -84,16 +85,20 @@ def ef21_sgdm(
     _validate.positive("learning_rate", learning_rate)
     _validate.unit_interval("momentum", momentum)
     _validate.choice("start", start, ("gradient", "zero"))
+    if compressor is None:
+        compressor = compressors.top_k(0.1)
+    elif not isinstance(compressor, optax.GradientTransformation):
+        raise TypeError(
+            "compressor must be a link such as jaxfed.compressors.top_k(0.1), got "
+            f"{compressor!r}."
+        )
     rule = mean() if rule is None else rule
     whole = start == "gradient"
     return from_chains(
         local_work,
         optax.chain(
             _momentum(momentum) if whole else links.ema(momentum),
-            compressors.error_feedback(
-                compressors.top_k(0.1) if compressor is None else compressor,
-                exact_start=whole,
-            ),
+            compressors.error_feedback(compressor, exact_start=whole),
         ),
         (
             links.per_client(links.accumulate(1.0), num_clients),

@@ -6,10 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfed import _keys, _tree, _validate
 from jaxfed._base import Attack
+
+# Strengths beyond it would be infinite in float32.
+LARGEST = 1e38
 
 
 def no_poison(shards, byzantine):
@@ -102,7 +106,8 @@ def replace_rows(forge, init, needs_data=False) -> Attack:
         n = _validate.stacked(uploads)
         byzantine = _validate.flags("byzantine", byzantine, n)
         uploads = jax.tree.map(jnp.asarray, uploads)
-        ids = jnp.arange(n) if cohort is None else cohort
+        # NumPy's are all clients' and known even under jit; a cohort's are JAX's.
+        ids = np.arange(n) if cohort is None else jnp.asarray(cohort)
         seen = Seen(uploads, byzantine, ids, key, message, probe)
         forged, state = forge(seen, state)
         return seen.attacked(forged), state
@@ -183,8 +188,23 @@ def update_of(upload):
 
 
 def finite(name, x):
-    """Raise unless ``x`` is a finite number; traced values pass."""
+    """Raise unless ``x`` is finite and in float32's range; traced values pass."""
     value = _validate._number(name, x)
     if value is not None and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {name}={x}.")
+    if value is not None and abs(value) > LARGEST:
+        raise ValueError(
+            f"{name} must be at most {LARGEST:g} in size, the range of float32, got "
+            f"{name}={x}. Lower it."
+        )
     return x
+
+
+def nonnegative(name, x):
+    """Raise unless ``x >= 0`` and :func:`finite`; traced values pass."""
+    return finite(name, _validate.nonnegative(name, x))
+
+
+def positive(name, x):
+    """Raise unless ``x > 0`` and :func:`finite`; traced values pass."""
+    return finite(name, _validate.positive(name, x))

@@ -3,6 +3,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfed import _keys, _tree, _validate
 from jaxfed._base import Attack
@@ -24,7 +25,9 @@ def label_flip(num_classes=10, label="label") -> Attack:
       Attack on the data, to be applied once before training.
 
     Raises:
-      ValueError: at use if the shards have no such label.
+      TypeError: at use if the labels are not integers.
+      ValueError: at use if the shards have no such label, or one outside its range
+        that is not traced; padding is not looked at.
     """
     num_classes = _validate.count("num_classes", num_classes, minimum=2)
 
@@ -52,8 +55,8 @@ def label_flip_half(num_classes=10, fraction=0.5, label="label", *, key=0) -> At
       Attack on the data, to be applied once before training.
 
     Raises:
-      ValueError: if ``fraction`` is outside its range; at use if the shards have no
-        such label.
+      TypeError: at use if the labels are not integers.
+      ValueError: if ``fraction`` is outside its range; at use as :func:`label_flip`.
 
     References:
       DRAG, section VI-B (LF).
@@ -86,5 +89,19 @@ def _flip(name, shards, chosen, num_classes, label):
             f"{type(shards.data).__name__}; name the labels with label=."
         )
     y = shards.data[label]
+    if not jnp.issubdtype(jnp.result_type(y), jnp.integer):
+        raise TypeError(
+            f"{name} flips integer labels, got {jnp.result_type(y)} in "
+            f"data[{label!r}]. Name the labels with label=."
+        )
+    if not any(isinstance(x, jax.core.Tracer) for x in (y, shards.count)):
+        found, count = np.asarray(y), np.asarray(shards.count)
+        found = found[np.arange(found.shape[1]) < count.reshape(-1, 1)]
+        if found.size and not 0 <= found.min() <= found.max() < num_classes:
+            raise ValueError(
+                f"{name} needs labels 0 <= y < num_classes={num_classes}, got "
+                f"{found.min()} to {found.max()} in data[{label!r}]. Set num_classes=, "
+                "or name the labels with label=."
+            )
     flipped = jnp.where(_tree.expand(chosen, y), num_classes - 1 - y, y)
     return shards._replace(data=shards.data | {label: flipped})

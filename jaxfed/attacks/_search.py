@@ -136,16 +136,27 @@ def gradient_search(
       Attack on the wire; Byzantine clients need no data.
 
     Raises:
+      TypeError: if ``optimizer`` or ``objective`` is of another kind.
       ValueError: for arguments outside these ranges; at use without ``probe``.
 
     Cost:
       ``steps + 4`` dry runs of the server half, ``steps + 1`` with gradients.
     """
     _validate.count("steps", steps, minimum=0)
-    _validate.positive("learning_rate", learning_rate)
-    _validate.nonnegative("scale", scale)
+    _base.positive("learning_rate", learning_rate)
+    _base.nonnegative("scale", scale)
     _base.finite("z", z)
     tx = optax.adam(learning_rate) if optimizer is None else optimizer
+    if not isinstance(tx, optax.GradientTransformation):
+        raise TypeError(
+            "optimizer must be an optax transformation such as optax.adam(0.01), got "
+            f"{optimizer!r}."
+        )
+    if not (objective is None or callable(objective)):
+        raise TypeError(
+            "objective must be a function (model step, message) -> scalar, or None for "
+            f"the distance, got {objective!r}."
+        )
 
     def forge(seen):
         value = _objective("gradient_search", seen, objective)
@@ -200,7 +211,7 @@ def line_search(objective, *, evals, delta, ratio, start=0.0):
 
 def _line(evals, delta, ratio):
     _validate.count("evals", evals)
-    _validate.positive("delta", delta)
+    _base.positive("delta", delta)
     _validate.positive("ratio", _validate.unit_interval("ratio", ratio))
     return functools.partial(line_search, evals=evals, delta=delta, ratio=ratio)
 

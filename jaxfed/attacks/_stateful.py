@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfed import _keys, _tree, _validate
@@ -137,12 +138,12 @@ def mia_push(
     :math:`b = \frac\sigma 2 \sqrt{(n-f-1)(n-f)/(f(n-2f))}`; beyond, this is formula
     (20) of Algorithm 3, where u points along minus its :math:`e_1` for its example of
     gradient :math:`-C e_1`. The adversary sees the target's messages and knows the
-    noise level. Messages of absent targets are not recorded.
+    noise level. Messages of absent targets are not recorded; without any (a target that
+    is Byzantine or that no cohort has) the decision is "no" for z >= 0.
 
     Args:
       target: client id, honest.
-      direction: tree like params that points along u; None: the first coordinate of
-        the first leaf.
+      direction: tree like params that points along u; None: the first coordinate.
       num_test: rounds of recording, >= 0; may be traced.
       noise_std: sigma >= 0, noise of the honest messages; may be traced.
       z: trigger level :math:`z_a`, finite; may be traced. Half of
@@ -158,7 +159,8 @@ def mia_push(
       Attack on the wire; Byzantine clients need no data.
 
     Raises:
-      ValueError: for arguments outside these ranges.
+      ValueError: for arguments outside these ranges; at use if the target is no client
+        or, where ``byzantine`` is not traced, Byzantine.
 
     Cost:
       One read of the uploads; three scalars are kept.
@@ -174,7 +176,7 @@ def mia_push(
         "strength": 0 if strength is None else strength,
         "top_eigenvalue": 0 if top_eigenvalue is None else top_eigenvalue,
     }.items():
-        _validate.nonnegative(name, value)
+        _base.nonnegative(name, value)
     _base.finite("z", z)
 
     def init(params):
@@ -194,6 +196,7 @@ def mia_push(
         return c * h / jnp.sqrt(jnp.maximum((n - h) * (2 * h - n), 1)) * root
 
     def forge(seen, state):
+        _check_target(seen, target)
         updates = seen.updates
         update = _base.update_of(updates)
         unit = _direction(direction, update)
@@ -214,13 +217,33 @@ def mia_push(
     return _base.replace_rows(forge, init)
 
 
+def _check_target(seen, target):
+    """Raise if the target cannot be recorded, as far as that is known."""
+    n = seen.byzantine.size
+    everybody = isinstance(seen.ids, np.ndarray)
+    if everybody and target >= n:
+        raise ValueError(
+            f"target must be one of the {n} clients, got target={target}. Choose an "
+            "honest one."
+        )
+    if any(isinstance(x, jax.core.Tracer) for x in (seen.ids, seen.byzantine)):
+        return
+    if np.any((np.asarray(seen.ids) == target) & np.asarray(seen.byzantine)):
+        raise ValueError(
+            f"target must be honest, got target={target}, which is Byzantine."
+        )
+
+
 def _direction(direction, update):
     """Return a unit tree like one row of ``update``."""
     one = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), update)
     if direction is None:
-        first, *rest = jax.tree.leaves(one)
-        first = first.ravel().at[0].set(1).reshape(first.shape)
-        return jax.tree.unflatten(jax.tree.structure(one), [first, *rest])
+        leaves, structure = jax.tree.flatten(one)
+        # The first leaf that has an entry.
+        at = next((i for i, leaf in enumerate(leaves) if leaf.size), 0)
+        first = leaves[at].ravel().at[:1].set(1)
+        leaves[at] = first.reshape(leaves[at].shape)
+        return jax.tree.unflatten(structure, leaves)
     _validate.like(direction, one, "direction")
     along = jax.tree.map(lambda u, x: jnp.asarray(u, x.dtype), direction, one)
     return _normalised(along, one)

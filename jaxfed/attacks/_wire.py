@@ -42,7 +42,7 @@ def ipm(scale=10.0) -> Attack:
       Xie et al., `Fall of Empires <https://arxiv.org/abs/1903.03936>`_, 2020; factor
       10 as in Byz-Clip21-SGD2M, section 6.
     """
-    _validate.nonnegative("scale", scale)
+    _base.nonnegative("scale", scale)
     return _base.stateless(lambda seen: _base.scaled(-scale, seen.mean()))
 
 
@@ -81,7 +81,7 @@ def sign_flip(scale=1.0) -> Attack:
     References:
       DRAG, section VI-B (SF).
     """
-    _validate.nonnegative("scale", scale)
+    _base.nonnegative("scale", scale)
     return _base.stateless(
         lambda seen: _base.scaled(-scale, seen.updates), needs_data=True
     )
@@ -161,7 +161,7 @@ def gaussian_noise(std=1.0, *, key=0) -> Attack:
     References:
       DRAG, section I-A (noise injection); its experiments use :func:`scalar_noise`.
     """
-    _validate.nonnegative("std", std)
+    _base.nonnegative("std", std)
     return _base.random_rows(
         lambda k, own, seen: _base.scaled(std, _base.normal_like(k, own)), key
     )
@@ -188,7 +188,7 @@ def scalar_noise(std=3**0.5, *, key=0) -> Attack:
     References:
       DRAG, section VI-B (NI).
     """
-    _validate.nonnegative("std", std)
+    _base.nonnegative("std", std)
     return _base.random_rows(
         lambda k, own, seen: _base.scaled(std * jax.random.normal(k), own),
         key,
@@ -217,7 +217,7 @@ def random(scale=1.0, *, key=0) -> Attack:
     Cost:
       One read of the uploads and one normal number for each of their entries.
     """
-    _validate.nonnegative("scale", scale)
+    _base.nonnegative("scale", scale)
 
     def draw(k, own, seen):
         noise = _base.normal_like(k, own)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfed import _validate
+from jaxfed.theory._range import in_float64
 
 __all__ = [
     "Choice",
@@ -90,6 +91,7 @@ class Choice(NamedTuple):
         return 1 - self.beta_hat
 
 
+@in_float64
 def constants(
     *,
     rounds,
@@ -145,6 +147,7 @@ def constants(
     )
 
 
+@in_float64
 def initial_radius(clip_norm, initial_gradient, b=0.0) -> float:
     r"""Return :math:`B_{init} = \max\{3\tau, \max_i\|\nabla f_i(x^0)\| + b\}`.
 
@@ -164,6 +167,7 @@ def initial_radius(clip_norm, initial_gradient, b=0.0) -> float:
     return max(3.0 * clip_norm, initial_gradient + b)
 
 
+@in_float64
 def initial_potential(gap, smoothness, heterogeneity=0.0, slope=0.0) -> float:
     r"""Return :math:`\Delta`, a bound on the potential (9) of zero memories.
 
@@ -192,6 +196,7 @@ def initial_potential(gap, smoothness, heterogeneity=0.0, slope=0.0) -> float:
     return first * gap + 5 * heterogeneity**2 / (6 * smoothness)
 
 
+@in_float64
 def choose(
     *,
     smoothness,
@@ -316,6 +321,7 @@ def choose(
     return _choice(client, server, radius, 12 * smoothness)
 
 
+@in_float64
 def choose_non_private(
     *,
     smoothness,
@@ -375,6 +381,7 @@ def choose_non_private(
     return _choice(client, {"no clip": 1.0}, 0.0, 4 * smoothness)
 
 
+@in_float64
 def gradient_bound(potential, gamma, rounds) -> float:
     r"""Return :math:`4\Delta/(\gamma T)`, (81) and (115).
 
@@ -397,6 +404,7 @@ def gradient_bound(potential, gamma, rounds) -> float:
     return 4 * potential / (gamma * _validate.count("rounds", rounds))
 
 
+@in_float64
 def rate(
     *,
     smoothness,
@@ -462,6 +470,7 @@ def rate(
     return lam * (lam + radius + gradient_std) * (r + r ** (2 / 3))
 
 
+@in_float64
 def clip_error_bound(norm, clip_norm) -> float:
     r"""Return (14)'s bound on :math:`\|\mathrm{clip}_\tau(z)-z\|`, its exact value.
 
@@ -480,6 +489,7 @@ def clip_error_bound(norm, clip_norm) -> float:
     return max(norm - clip_norm, 0.0)
 
 
+@in_float64
 def aggregation_bias_bound(beta_hat, t, clip_norm, kappa, noise_sums) -> float:
     r"""Return (18)'s bound on :math:`\|\bar m^t-g^t\|^2`.
 
@@ -502,10 +512,14 @@ def aggregation_bias_bound(beta_hat, t, clip_norm, kappa, noise_sums) -> float:
     _validate.count("t", t, minimum=0)
     _validate.positive("clip_norm", clip_norm)
     _nonnegative(kappa=kappa, beta_hat=beta_hat)
-    noise = np.mean(np.sum(np.asarray(noise_sums, float) ** 2, axis=-1))
+    noise_sums = np.asarray(noise_sums)
+    if not np.issubdtype(noise_sums.dtype, np.number):
+        raise TypeError(f"noise_sums must be numbers [G, d], got {noise_sums!r}.")
+    noise = np.mean(np.sum(noise_sums.astype(float) ** 2, axis=-1))
     return float(8 * kappa * beta_hat**2 * (((t + 1) * clip_norm) ** 2 + noise))
 
 
+@in_float64
 def clip_rounds(radius, clip_norm, beta_hat) -> int:
     r"""Return :math:`\lceil 2(B_{init}-\tau)/(\hat\beta\tau)\rceil`.
 
@@ -532,6 +546,7 @@ def clip_rounds(radius, clip_norm, beta_hat) -> int:
     return max(math.ceil(quotient * (1 - 1e-12)), 0)
 
 
+@in_float64
 def potential(
     gap, gradients, v, g, *, gamma, beta, beta_hat, clip_norm, radius
 ) -> float:
@@ -570,6 +585,7 @@ def potential(
     )
 
 
+@in_float64
 def potential_non_private(gap, gradients, v, *, gamma, beta) -> float:
     r"""Return (95), :math:`f(x)-f^* + \frac\gamma\beta\|\bar v-\nabla f(x)\|^2`.
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfed import _validate, robustness
+from jaxfed.theory._range import in_float64
 
 __all__ = [
     "Instance",
@@ -61,6 +62,7 @@ class Schedules(NamedTuple):
     server_momentum: Callable
 
 
+@in_float64
 def strongly_convex(smoothness, strong_convexity, *, a=49_000.0) -> Schedules:
     r"""Return the decaying schedules of Theorem 3.
 
@@ -110,6 +112,7 @@ def strongly_convex(smoothness, strong_convexity, *, a=49_000.0) -> Schedules:
     )
 
 
+@in_float64
 def non_convex(smoothness, learning_rate) -> Schedules:
     r"""Return the constant schedules of Theorem 4.
 
@@ -142,6 +145,7 @@ def non_convex(smoothness, learning_rate) -> Schedules:
     return Schedules(lambda t: learning_rate, lambda t: alpha, lambda t: beta)
 
 
+@in_float64
 def slope_limit(kappa, *, objective) -> float:
     r"""Return the largest :math:`B^2` the theorems allow.
 
@@ -169,6 +173,7 @@ def slope_limit(kappa, *, objective) -> float:
     return 1 / (limits[objective] * kappa) if kappa else math.inf
 
 
+@in_float64
 def gradient_bound(
     learning_rate,
     rounds,
@@ -235,6 +240,7 @@ def gradient_bound(
     )
 
 
+@in_float64
 def step_size(
     rounds,
     *,
@@ -306,7 +312,10 @@ def step_size(
     noise = _gradient_noise(n - f, gradient_std, kappa, rounds, form)
     per_step = slope * rounds + smoothness * noise
     limit = 1 / (smoothness * (_K1 if form == "sound" else 132))
-    return min(limit, math.sqrt(_start(form) * gap / (rounds * per_step)))
+    eta = min(limit, math.sqrt(_start(form) * gap / (rounds * per_step)))
+    if eta == 0:
+        raise OverflowError  # in_float64 says whose fault it is
+    return eta
 
 
 def _start(form):
@@ -324,6 +333,7 @@ def _gradient_noise(num_honest, gradient_std, kappa, rounds, form="sound"):
     return variance * (first + 4 * _K1**2 / h + spread)
 
 
+@in_float64
 def kappa_cwtm(num_clients, num_byzantine) -> float:
     r"""Return the trimmed mean's :math:`\frac{6f}{n-2f}(1+\frac{f}{n-2f})`.
 
@@ -346,6 +356,7 @@ def kappa_cwtm(num_clients, num_byzantine) -> float:
     return robustness.kappa("trimmed_mean", num_clients, num_byzantine)
 
 
+@in_float64
 def kappa_sandwich(num_clients, num_byzantine, nu=None) -> tuple[float, float, float]:
     r"""Return Claim 2's three ascending numbers: the coefficient is of order f/n.
 
@@ -374,6 +385,7 @@ def kappa_sandwich(num_clients, num_byzantine, nu=None) -> tuple[float, float, f
     return f / n, middle, (nu + 2) * (nu + 1) / nu**2 * f / n
 
 
+@in_float64
 def lower_bound(num_clients, num_byzantine, *, smoothness, heterogeneity) -> float:
     r"""Return :math:`\frac{f}{n-f} \frac{G^2}{8L^2}`, the error no method is below.
 
@@ -420,6 +432,7 @@ class Instance(NamedTuple):
     optima: np.ndarray
 
 
+@in_float64
 def lower_bound_instance(
     num_clients, num_byzantine, dim, *, smoothness, heterogeneity
 ) -> Instance:
@@ -455,6 +468,7 @@ def lower_bound_instance(
     return Instance(centres, signs < 0, optima)
 
 
+@in_float64
 def dispersion_bound(
     momentum,
     *,
@@ -501,6 +515,7 @@ def dispersion_bound(
     return float(3 * (noise + heterogeneity**2 + slope**2 * kept))
 
 
+@in_float64
 def aggregation_error_bound(server_momentum, kappa, momenta) -> float:
     r"""Return Eq. (22)'s bound on :math:`\|R^t-\bar M^t\|^2`.
 
@@ -528,6 +543,7 @@ def aggregation_error_bound(server_momentum, kappa, momenta) -> float:
     return float((1 - server_momentum) ** 2 * kappa * spread)
 
 
+@in_float64
 def descent_bound(
     learning_rate,
     *,
@@ -572,6 +588,9 @@ def descent_bound(
     eta, smooth = learning_rate, smoothness
     _validate.positive("learning_rate", eta)
     _validate.positive("smoothness", smooth)
+    _validate.nonnegative("squared_gradient", squared_gradient)
+    _validate.nonnegative("tracking", tracking)
+    _validate.nonnegative("dispersion", dispersion)
     _validate.nonnegative("kappa", kappa)
     _validate.count("dim", dim)
     _validate.nonnegative("noise_std", noise_std)
@@ -583,6 +602,7 @@ def descent_bound(
     )
 
 
+@in_float64
 def stationary_variance(
     learning_rate, server_momentum, curvature, noise_std=1.0
 ) -> float:

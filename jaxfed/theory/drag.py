@@ -24,6 +24,7 @@ import math
 import numpy as np
 
 from jaxfed import _validate
+from jaxfed.theory._range import in_float64
 
 __all__ = [
     "BRDragTheory",
@@ -92,6 +93,7 @@ def _check(**values):
 # --- geometry of one round -------------------------------------------------------
 
 
+@in_float64
 def worst_alignment(strength) -> float:
     r"""Return the least of :math:`\langle v, r\rangle/\|r\|^2` over all uploads.
 
@@ -113,6 +115,7 @@ def worst_alignment(strength) -> float:
     return 1 - 1 / (4 * c) if c >= 0.25 else 4 * c - 1
 
 
+@in_float64
 def worst_length(strength) -> float:
     r"""Return the largest :math:`\|v\|/\|r\|` of BR-DRAG over all uploads.
 
@@ -133,6 +136,7 @@ def worst_length(strength) -> float:
     return max(1.0, 4 * c - 1)
 
 
+@in_float64
 def oracle_strength(
     byzantine_share, byzantine_alignment, *, default=0.5, clip=True
 ) -> float:
@@ -165,6 +169,7 @@ def oracle_strength(
 # --- theorem 1: DRAG -------------------------------------------------------------
 
 
+@in_float64
 def gamma_max(step, strength) -> float:
     r"""Return the right side of (34), which gamma must stay below.
 
@@ -186,6 +191,7 @@ def gamma_max(step, strength) -> float:
     return (1 - 3 * c) / 2 - (3 * c + a / 2) * (90 * a**2 + 3) - 15 * (1 - c) * a**2
 
 
+@in_float64
 def largest_drag_step(strength) -> float:
     r"""Return the supremum of the :math:`\eta LU` for which theorem 1 says anything.
 
@@ -245,24 +251,28 @@ class DragTheory:
         _check(**vars(self))
 
     @property
+    @in_float64
     def gamma(self) -> float:
         """:func:`gamma_max`: nothing is guaranteed unless it is positive."""
         step = self.learning_rate * self.smoothness * self.local_steps
         return gamma_max(step, self.strength)
 
     @property
+    @in_float64
     def c1(self) -> float:
         r""":math:`90U^4L^2\eta^2 + 3U^2` (32)."""
         eta, U, L = self.learning_rate, self.local_steps, self.smoothness
         return 90 * U**4 * L**2 * eta**2 + 3 * U**2
 
     @property
+    @in_float64
     def c2(self) -> float:
         r""":math:`15U^3L^2\eta^2(\sigma_L^2+6U\sigma_G^2) + 3U^2\sigma_G^2` (32)."""
         eta, U, L = self.learning_rate, self.local_steps, self.smoothness
         return 15 * U**3 * L**2 * eta**2 * self._drift + 3 * U**2 * self.heterogeneity
 
     @property
+    @in_float64
     def c3(self) -> float:
         r"""The error of one round (33).
 
@@ -276,20 +286,24 @@ class DragTheory:
         return first + second + 2.5 * (1 - c) * eta**3 * L**2 * U**2 * self._drift
 
     @property
+    @in_float64
     def v_proof(self) -> float:
         r""":math:`C_3/(\gamma\eta U)` (35), what the proof shows; inf without one."""
         return self._per_progress(self.c3)
 
     @property
+    @in_float64
     def v_printed(self) -> float:
         """V as theorem 1 prints it; the proof's only if U = 1."""
         return self._v(9, 2)
 
     @property
+    @in_float64
     def v_fixed(self) -> float:
         r"""V with :math:`9U\sigma_G^2` and :math:`\eta^2UL/2`: equal to the proof's."""
         return self._v(9 * self.local_steps, 1)
 
+    @in_float64
     def bound(self, initial_gap, rounds) -> float:
         r"""Bound :math:`\frac1T\sum_t E\|\nabla f(\theta^t)\|^2` after T rounds (21).
 
@@ -299,6 +313,7 @@ class DragTheory:
         gap, T = _check(initial_gap=initial_gap, rounds=rounds)
         return self._per_progress(gap / T) + self.v_proof
 
+    @in_float64
     def drift(self, gradient_squared) -> float:
         r"""Bound :math:`E\|\theta_m^{t,u}-\theta^t\|^2`, 1 <= u <= U, of a client.
 
@@ -371,11 +386,13 @@ class BRDragTheory:
         _check(**vars(self))
 
     @property
+    @in_float64
     def eta_case1(self) -> float:
         r"""The largest step size, :math:`(1-w)(1-c)p / (32U + 2UL^2(p+2q^2))`."""
         U, L, p, q, w, c = dataclasses.astuple(self)
         return (1 - w) * (1 - c) * p / (32 * U + 2 * U * L**2 * (p + 2 * q**2))
 
+    @in_float64
     def eta_case2(self, benign_alignment) -> float:
         r"""Return :math:`2c(1-c)(1-w)(1-w-y)p / (32pU + cUL^2(p^2+q^2))` at y.
 
@@ -386,6 +403,7 @@ class BRDragTheory:
         top = 2 * c * (1 - c) * (1 - w) * max(1 - w - y, 0.0) * p
         return top / (32 * p * U + c * U * L**2 * (p**2 + q**2))
 
+    @in_float64
     def chi(self, learning_rate) -> float:
         r"""Return the right side of (48), which chi must stay below.
 
@@ -401,6 +419,7 @@ class BRDragTheory:
         loss = 8 * eta * U + step * q**2 / ((1 - c) * p) + c * (1 + w) * step
         return (1 - w) * (1 - c) * p / 2 - loss
 
+    @in_float64
     def neighbourhood(self, learning_rate, local_variance, *, extra=0.0) -> float:
         r"""Return W, the error that stays after any number of rounds.
 
@@ -418,6 +437,7 @@ class BRDragTheory:
         bracket = eta * U * L**2 / 2 * ((1 + w) * c + q**2 / ((1 - c) * p)) + 1 + more
         return 2 * eta * variance / chi * bracket
 
+    @in_float64
     def bound(
         self, initial_gap, rounds, learning_rate, local_variance, *, extra=0.0
     ) -> float:
@@ -433,6 +453,7 @@ class BRDragTheory:
         return gap / (progress * T) + rest
 
 
+@in_float64
 def h_constant(
     learning_rate,
     local_steps,
@@ -472,9 +493,10 @@ def h_constant(
     top, bottom = abs(w * (1 - c) + c * x), 2 * c * eta * U * (w - x)
     if top == 0:
         return 0.0
-    return top ** (1 + squared) / bottom if bottom > 0 else math.inf
+    return top ** (2 if squared else 1) / bottom if bottom > 0 else math.inf
 
 
+@in_float64
 def cond51_interval(
     byzantine_share, byzantine_alignment, rho=0.0
 ) -> tuple[float, float] | None:
@@ -516,6 +538,7 @@ def cond51_interval(
     return (lowest, min(highest, 1.0)) if lowest <= 1 else None
 
 
+@in_float64
 def cond51(strength, byzantine_share, byzantine_alignment, rho=0.0) -> bool:
     """Return whether condition (51) of theorem 2, case 2, admits a strength.
 
@@ -536,6 +559,7 @@ def cond51(strength, byzantine_share, byzantine_alignment, rho=0.0) -> bool:
     return interval is not None and (interval[0] - 1e-12 <= c <= interval[1] + 1e-12)
 
 
+@in_float64
 def descent_constants(
     byzantine_cosines,
     benign_cosines,
@@ -614,6 +638,7 @@ def descent_constants(
     return float(d1), float(2 * eta**2 * U * variance * d2)
 
 
+@in_float64
 def root_drift(
     learning_rate, local_steps, smoothness, gradient_squared, local_variance
 ) -> float:

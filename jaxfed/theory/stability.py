@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfed import _validate
+from jaxfed.theory._range import in_float64
 
 __all__ = [
     "MonteCarlo",
@@ -51,6 +52,7 @@ _CHECKS = {
     "local_variance": _validate.nonnegative,
     "loss_bound": _positive,
     "m": _validate.count,
+    "magnitude": _validate.nonnegative,
     "mu": _nonnegative,
     "n": _validate.count,
     "noise_std": _validate.nonnegative,
@@ -122,6 +124,7 @@ class StabilityTheory:
     def __post_init__(self):
         _check(**vars(self))
 
+    @in_float64
     def covariance(self, noise_std) -> float:
         r"""Bound the top eigenvalue of the honest vectors' covariance (Lemma C.1).
 
@@ -131,6 +134,7 @@ class StabilityTheory:
         (sigma,) = _check(noise_std=noise_std)
         return self._spread + 72 * sigma**2 * (1 + self.d / self._honest)
 
+    @in_float64
     def upper(self, noise_std, *, order=False) -> float:
         r"""Return the upper bound of theorem 3.1 on stability.
 
@@ -152,6 +156,7 @@ class StabilityTheory:
         steps = 1 / mu if mu else self.learning_rate * self.steps
         return factor * C**2 * steps * per_step
 
+    @in_float64
     def lower(self, noise_std) -> float:
         r"""Return the order of the lower bound of theorem 3.2, for ``smea``, convex.
 
@@ -167,12 +172,14 @@ class StabilityTheory:
         total = 1 / (self._honest * self.m) + middle + noise
         return self.learning_rate * self.lipschitz**2 * self.steps * total
 
+    @in_float64
     def gdp(self, noise_std) -> float:
         r"""Return the :math:`\mu = 2C\sqrt T/(m\sigma)` for which T steps are GDP."""
         (sigma,) = _check(noise_std=noise_std)
         top = 2 * self.lipschitz * math.sqrt(self.steps) / self.m
         return top / sigma if sigma else math.inf
 
+    @in_float64
     def nominal_epsilon(self, noise_std, delta) -> float:
         r"""Return epsilon by theorem 2.1, :math:`2C\sqrt{2T\ln(1/\delta)}/(m\sigma)`.
 
@@ -181,6 +188,7 @@ class StabilityTheory:
         """
         return self.gdp(noise_std) * self._tail(delta)
 
+    @in_float64
     def nominal_noise_std(self, epsilon, delta) -> float:
         """Return the noise by theorem 2.1, the inverse of :meth:`nominal_epsilon`."""
         (epsilon,) = _check(epsilon=epsilon)
@@ -188,6 +196,7 @@ class StabilityTheory:
             raise ValueError(f"epsilon must be finite and > 0, got epsilon={epsilon}.")
         return self.gdp(1.0) * self._tail(delta) / epsilon
 
+    @in_float64
     def privacy(self, noise_std, delta=None) -> float:
         """Return the bound on stability that privacy alone implies.
 
@@ -200,11 +209,13 @@ class StabilityTheory:
             self.nominal_epsilon(noise_std, delta), delta, self.loss_bound
         )
 
+    @in_float64
     def best(self, noise_std, delta=None) -> float:
         """Return the least of the loss bound, :meth:`privacy` and :meth:`upper`."""
         implied = self.privacy(noise_std, delta)
         return min(self.loss_bound, implied, self.upper(noise_std))
 
+    @in_float64
     def weak_regime(self, noise_std) -> float:
         r"""Return the rising order (8).
 
@@ -216,6 +227,7 @@ class StabilityTheory:
         slope *= 1 + math.sqrt(self.d / self._honest)
         return sigma * self.learning_rate * self.lipschitz * self.steps * slope
 
+    @in_float64
     def strong_regime(self, noise_std, delta) -> float:
         r"""Return the falling order (9).
 
@@ -224,6 +236,7 @@ class StabilityTheory:
         half = self.nominal_epsilon(noise_std, delta) / math.sqrt(8)
         return self.loss_bound * half
 
+    @in_float64
     def crossing(self, delta) -> float:
         """Return the noise at which (8) and (9) are equal; inf if f = 0."""
         rising = self.weak_regime(1.0)
@@ -231,6 +244,7 @@ class StabilityTheory:
             math.sqrt(self.strong_regime(1.0, delta) / rising) if rising else math.inf
         )
 
+    @in_float64
     def predicted(
         self, noise_std, *, test_steps, radius=math.inf, magnitude=None
     ) -> float:
@@ -243,7 +257,12 @@ class StabilityTheory:
         ball of projection; without one the curve does not fall. ``magnitude=None``:
         :func:`byzantine_magnitude`.
         """
-        sigma, *_ = _check(noise_std=noise_std, radius=radius, test_steps=test_steps)
+        sigma, *_ = _check(
+            noise_std=noise_std,
+            radius=radius,
+            test_steps=test_steps,
+            magnitude=magnitude,
+        )
         if test_steps > self.steps:
             raise ValueError(
                 f"test_steps must be at most steps={self.steps}, got "
@@ -282,6 +301,7 @@ class StabilityTheory:
 # --- privacy and membership inference ---------------------------------------------
 
 
+@in_float64
 def dp_stability(epsilon, delta, loss_bound, *, linear=False) -> float:
     r"""Bound stability by differential privacy (lemma 2.2).
 
@@ -305,6 +325,7 @@ def dp_stability(epsilon, delta, loss_bound, *, linear=False) -> float:
     return loss_bound * share if share < 1 else loss_bound
 
 
+@in_float64
 def gaussian_stability(mu, loss_bound) -> float:
     r"""Bound stability by mu-GDP: :math:`\ell_\infty(2\Phi(\mu/2)-1)`.
 
@@ -325,6 +346,7 @@ def gaussian_stability(mu, loss_bound) -> float:
     return loss_bound * share if share > 0 else 0.0
 
 
+@in_float64
 def mia_success(separation, level=None) -> float:
     r"""Return the probability that the threshold test is right on both data sets.
 
@@ -356,6 +378,7 @@ def mia_success(separation, level=None) -> float:
 # --- steps and attackers ------------------------------------------------------------
 
 
+@in_float64
 def expansivity(learning_rate, smoothness, strong_convexity=None) -> float:
     r"""Return a Lipschitz constant of the honest gradient step (lemma B.2).
 
@@ -391,6 +414,7 @@ def expansivity(learning_rate, smoothness, strong_convexity=None) -> float:
     return 1 - gamma * L * mu / (mu + L) if gamma <= 2 / (mu + L) else 1.0
 
 
+@in_float64
 def byzantine_magnitude(n, f) -> float:
     r"""Return beta of the attack for d = 1, in units of the noise.
 
@@ -412,6 +436,7 @@ def byzantine_magnitude(n, f) -> float:
     return math.sqrt((h - 1) * h / (f * (n - 2 * f))) / 2
 
 
+@in_float64
 def spectral_magnitude(n, f, strength, eigenvalue) -> float:
     r"""Return the magnitude (20) of the attack for d > 1.
 
@@ -466,6 +491,7 @@ class TechnicalConstants(NamedTuple):
     feasible: bool
 
 
+@in_float64
 def technical_constants(n, f, d, *, universal=1.0) -> TechnicalConstants:
     r"""Return the constants that the lower bound for d > 1 asks for (section 3.6).
 
@@ -522,6 +548,7 @@ class MonteCarlo(NamedTuple):
     strength: float
 
 
+@in_float64
 def monte_carlo(n, f, d, *, draws=400, seed=0) -> MonteCarlo:
     r"""Measure what :func:`technical_constants` bounds.
 
@@ -529,7 +556,7 @@ def monte_carlo(n, f, d, *, draws=400, seed=0) -> MonteCarlo:
       n: number of clients.
       f: number of Byzantine clients, ``1 <= f < n/2``.
       d: number of parameters.
-      draws: Gaussian matrices of each kind.
+      draws: Gaussian matrices of each kind, 1 to 10**6.
       seed: of the draws, >= 0.
 
     Returns:
@@ -544,7 +571,7 @@ def monte_carlo(n, f, d, *, draws=400, seed=0) -> MonteCarlo:
     _attackers(n, f)
     _check(d=d)
     rng = np.random.default_rng(_validate.count("seed", seed, minimum=0))
-    draws, h, inner = _validate.count("draws", draws), n - f, n - 2 * f
+    draws, h, inner = _validate.count("draws", draws, maximum=10**6), n - f, n - 2 * f
 
     def top(x):
         gram = x @ x.T if x.shape[0] < x.shape[1] else x.T @ x
