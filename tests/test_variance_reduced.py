@@ -54,6 +54,20 @@ def test_top_k_keeps_the_largest_of_the_whole_tree(fraction, expected):
     jax.tree.map(np.testing.assert_array_equal, static, traced)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_top_k_equals_a_stable_sort_with_many_ties(dtype):
+    rng = np.random.default_rng(0)
+    x = np.round(rng.normal(size=200) * 2) / 2
+    x[[3, 50]] = np.inf, -np.inf
+    sent = toys.quick_jit(
+        lambda f: compressors.top_k(f).update(jnp.asarray(x, dtype), optax.EmptyState())
+    )
+    for k in (1, 2, 17, 100, 199, 200):
+        kept = np.argsort(-np.abs(x), kind="stable")[:k]
+        expected = np.where(np.isin(np.arange(200), kept), x, 0)
+        np.testing.assert_array_equal(np.asarray(sent(k / 200)[0], float), expected)
+
+
 def test_top_k_shows_nan_and_keeps_the_dtype():
     bad = {"a": jnp.array([1.0, jnp.nan]), "b": jnp.array([2.0, jnp.inf, 0.0])}
     sent = toys.ravel(compress(compressors.top_k(0.4), bad))

@@ -102,7 +102,7 @@ def from_chains(
       local_work: ``(message, shard, key) -> (update, metrics)``; None for methods that
         are only used through :func:`as_optimizer`.
       client_tx: optax transformation of one client's update; its links may take
-        ``client_id`` and ``round``.
+        ``client_id``, ``round``, and whatever else the message holds.
       server_tx: sequence of links from the stacked uploads to a step shaped like
         params; ``rule`` is one of them.
       rule: the aggregator, where stacked becomes single.
@@ -131,12 +131,13 @@ def from_chains(
 
     def client_update(message, cstate, shard, key):
         update, metrics = work(message, shard, key)
+        extra = {name: x for name, x in message.items() if name != "params"}
         upload, inner = client_tx.update(
             update,
             cstate.inner,
             message["params"],
             client_id=cstate.client_id,
-            round=message["round"],
+            **extra,
         )
         return upload, cstate._replace(inner=inner), metrics
 

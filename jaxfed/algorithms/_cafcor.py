@@ -42,7 +42,7 @@ def pairwise_noise(
       ValueError: if ``noise_std`` is negative or not finite.
 
     Cost:
-      n + 1 draws of d numbers; under ``vmap`` over clients 2n, the sum being shared.
+      n + 1 draws of d numbers; one if ``update`` is given their sum as ``pair_sum=``.
     """
     _validate.nonnegative("noise_std", noise_std)
     n = _validate.count("num_clients", num_clients)
@@ -53,33 +53,51 @@ def pairwise_noise(
         del params
         return GaussianNoiseState(jnp.copy(key), jnp.zeros([], jnp.int32))
 
-    def update(updates, state, params=None, *, client_id, round=None, **extra):
+    def update(
+        updates,
+        state,
+        params=None,
+        *,
+        client_id,
+        round=None,
+        pair_sum=None,
+        **extra,
+    ):
         del params, extra
         new = state._replace(count=optax.safe_increment(state.count))
         if silent:
             return updates, new
-        now = _keys.fold(state.key, _PAIRS, state.count if round is None else round)
-
-        def draw(j):
-            keys = optax.tree.split_key_like(_keys.fold(now, j), updates)
-            return jax.tree.map(
-                lambda x, k: jax.random.normal(k, x.shape, _tree.accumulator(x.dtype)),
-                updates,
-                keys,
-            )
-
-        def add(j, total):
-            return jax.tree.map(jnp.add, total, draw(j))
-
-        total = jax.lax.fori_loop(1, n, add, draw(0))
+        round = state.count if round is None else round
+        if pair_sum is None:
+            pair_sum = _pair_sum(state.key, n, round, updates)
 
         def leaf(x, z, s):
             noise = math.sqrt(n) * z - s / math.sqrt(n)
             return (x + jnp.asarray(noise_std, z.dtype) * noise).astype(x.dtype)
 
-        return jax.tree.map(leaf, updates, draw(client_id), total), new
+        own = _draw(state.key, round, client_id, updates)
+        return jax.tree.map(leaf, updates, own, pair_sum), new
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _draw(key, round, client_id, like):
+    """Return standard normal numbers, one client's share of a round."""
+    keys = optax.tree.split_key_like(_keys.fold(key, _PAIRS, round, client_id), like)
+    return jax.tree.map(
+        lambda x, k: jax.random.normal(k, x.shape, _tree.accumulator(x.dtype)),
+        like,
+        keys,
+    )
+
+
+def _pair_sum(key, num_clients, round, like):
+    """Return the sum of all clients' draws."""
+
+    def add(j, total):
+        return jax.tree.map(jnp.add, total, _draw(key, round, j, like))
+
+    return jax.lax.fori_loop(1, num_clients, add, _draw(key, round, 0, like))
 
 
 def secret_noise_std(noise_std, correlated_noise_std, honest) -> float:
@@ -179,7 +197,7 @@ def cafcor(
     correlated = noise_std if correlated_noise_std is None else correlated_noise_std
     _validate.nonnegative("correlated_noise_std", correlated)
     rule = caf(num_byzantine)
-    return from_chains(
+    algorithm = from_chains(
         local_work,
         optax.chain(
             clip_link,
@@ -191,3 +209,13 @@ def cafcor(
         rule=rule,
         mechanism=mechanism,
     )
+    if _validate.is_concrete(correlated) and correlated == 0:
+        return algorithm
+    key, server = _keys.as_key(key), algorithm.server
+
+    def broadcast(sstate):
+        # Drawn once for all clients: a matter of the simulation, not of the protocol.
+        total = _pair_sum(key, num_clients, sstate.round, sstate.params)
+        return server.broadcast(sstate) | {"pair_sum": total}
+
+    return algorithm._replace(server=server._replace(broadcast=broadcast))
