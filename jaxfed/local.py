@@ -228,13 +228,17 @@ class LocalSGD:
         size = capacity if size is None else min(size, capacity)
         per_epoch = -(-capacity // size)
 
+        def order(epoch):
+            score = jax.random.uniform(_keys.fold(key, epoch), (capacity,))
+            return jnp.argsort(jnp.where(jnp.arange(capacity) < shard.count, score, 2))
+
+        orders = jax.vmap(order)(jnp.arange(self.epochs))
+
         def batch_of(u):
             epoch, at = jnp.divmod(u, per_epoch)
-            score = jax.random.uniform(_keys.fold(key, epoch), (capacity,))
-            order = jnp.argsort(jnp.where(jnp.arange(capacity) < shard.count, score, 2))
             place = at * size + jnp.arange(size)
             real = place < shard.count
-            index = order[jnp.where(real, place, 0)]
+            index = orders[epoch, jnp.where(real, place, 0)]
             batch = jax.tree.map(lambda x: x[index], shard.data)
             return batch, real.astype(jnp.float32)
 

@@ -9,7 +9,7 @@ from jaxfed import _validate
 from jaxfed._base import FedAlgorithm, Mechanism
 from jaxfed.aggregators import mean
 from jaxfed.algorithms._build import from_chains, needs
-from jaxfed.algorithms._fedavg import steady
+from jaxfed.algorithms._fedavg import server_step, steady
 from jaxfed.privacy.mechanisms import clip, gaussian_noise
 
 
@@ -92,16 +92,6 @@ def dp_fedavg(
     if cohort_size is not None:
         num_clients = _validate.count("cohort_size", cohort_size, maximum=num_clients)
     _validate.positive("learning_rate", learning_rate)
-    if server_optimizer is None:
-        optimizer = optax.sgd(learning_rate)
-    elif isinstance(server_optimizer, optax.GradientTransformation):
-        scale = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
-        optimizer = optax.chain(server_optimizer, scale)
-    else:
-        raise TypeError(
-            "server_optimizer must be an optax transformation such as optax.adam(0.01),"
-            f" got {server_optimizer!r}."
-        )
     rule = mean()
     return from_chains(
         local_work,
@@ -110,7 +100,7 @@ def dp_fedavg(
             _fixed_denominator(num_clients),
             rule,
             gaussian_noise(noise_std, key),
-            steady(optimizer),
+            steady(server_step(learning_rate, server_optimizer)),
         ),
         rule=rule,
         mechanism=Mechanism(

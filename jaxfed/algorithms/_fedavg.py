@@ -60,15 +60,7 @@ def fedavg(
     """
     del num_clients
     _validate.positive("learning_rate", learning_rate)
-    if server_optimizer is None:
-        return _average(local_work, rule, optax.sgd(learning_rate))
-    if not isinstance(server_optimizer, optax.GradientTransformation):
-        raise TypeError(
-            "server_optimizer must be an optax transformation such as optax.adam(0.01),"
-            f" got {server_optimizer!r}."
-        )
-    scale = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
-    return _average(local_work, rule, optax.chain(server_optimizer, scale))
+    return _average(local_work, rule, server_step(learning_rate, server_optimizer))
 
 
 def fedsgd(
@@ -268,6 +260,19 @@ def _average(local_work, rule, optimizer):
     return from_chains(
         local_work, optax.identity(), (rule, steady(optimizer)), rule=rule
     )
+
+
+def server_step(learning_rate, optimizer=None) -> optax.GradientTransformation:
+    """Return SGD, or an optimizer whose step ``learning_rate`` multiplies."""
+    if optimizer is None:
+        return optax.sgd(learning_rate)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            "server_optimizer must be an optax transformation such as optax.adam(0.01),"
+            f" got {optimizer!r}."
+        )
+    scale = optax.scale_by_learning_rate(learning_rate, flip_sign=False)
+    return optax.chain(optimizer, scale)
 
 
 def steady(optimizer) -> optax.GradientTransformationExtraArgs:
