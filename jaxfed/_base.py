@@ -53,9 +53,10 @@ class Sensitivity(NamedTuple):
     """How far one honest client can move an aggregate; needed under central privacy.
 
     Attributes:
-      bound: ``(num_clients, radius, *, dim=None, mode="tight") -> float``, the L2
-        distance between two aggregates whose inputs differ in one honest row, both
-        versions of norm at most ``radius``. Mode ``"paper"`` is the printed value.
+      bound: ``(num_clients, radius, *, dim=None, mode="tight", relation="replace") ->
+        float``, the L2 distance between two aggregates whose inputs differ in one
+        honest row, both versions of norm at most ``radius``; under ``relation="zero"``
+        one of them is 0. Mode ``"paper"`` is the printed value.
       bounded_inputs: whether every other row, Byzantine ones included, must have norm
         at most ``radius`` too.
     """
@@ -169,11 +170,14 @@ class Attack(NamedTuple):
         the server half), ``message`` (what was broadcast), ``cohort`` (ids of the rows,
         None for all) and ``key`` (randomness of the round).
       needs_data: whether the Byzantine clients must own shards.
+      sees_messages: whether they use honest clients' messages of the round, which
+        central privacy does not let them see.
     """
 
     poison: Callable[[Shard, jax.Array], Shard]
     wire: optax.GradientTransformationExtraArgs
     needs_data: bool = False
+    sees_messages: bool = True
 
 
 class LocalWork(Protocol):
@@ -209,7 +213,11 @@ class Mechanism(NamedTuple):
       source: where the sensitivity is from: ``"tight"``, ``"paper"``, or ``"asserted"``
         by whoever built the method.
       nominal: c in the epsilon that the method's own paper claims, c * sensitivity *
-        sqrt(rounds * log(1 / delta)) / noise_std; None: as Byz-Clip21-SGD2M's.
+        sqrt(rounds * log(1 / delta)) / noise_std; None: as Byz-Clip21-SGD2M's, 1/2.
+      nominal_norm: what takes the place of sensitivity / 2 there, if anything.
+      memoryless: whether a round's noised value depends on the private data through
+        what was drawn in that round alone, earlier noised values aside. Only then may
+        the draw of examples (local), or of clients (central), be credited.
     """
 
     unit: str
@@ -219,6 +227,8 @@ class Mechanism(NamedTuple):
     bound: Any = None
     source: str = "tight"
     nominal: float | None = None
+    nominal_norm: Any = None
+    memoryless: bool = False
 
     def sensitivity(self, examples: int) -> float:
         """L2 distance one replaced unit can move what the noise is added to.

@@ -10,7 +10,7 @@ import pytest
 import toys
 
 import jaxfed
-from jaxfed import aggregators
+from jaxfed import aggregators, naming
 from jaxfed.algorithms._byzuldp import byzuldp
 from jaxfed.privacy import sensitivity
 
@@ -226,16 +226,75 @@ def test_bounds_take_traced_numbers():
     np.testing.assert_allclose(got[1], [0.6 / 9, 1 / 9], rtol=1e-6)
 
 
+KNOWN = {
+    "mean",
+    "trimmed_mean",
+    "median",
+    "geometric_median",
+    "krum",
+    "centered_clipping",
+}
+
+
 def test_which_rules_know():
-    for name in ("mean", "trimmed_mean", "krum"):
-        assert jaxfed.make_aggregator(name, num_byzantine=1).sensitivity is not None
-    for name in ("nnm+mean", "multi_krum", "meamed", "geometric_median(start=origin)"):
-        assert jaxfed.make_aggregator(name, num_byzantine=1).sensitivity is None
+    assert jaxfed.make_aggregator("geometric_median(start=origin)").sensitivity is None
+    for name in naming.RULES:
+        rule = jaxfed.make_aggregator(name, num_byzantine=1)
+        assert (rule.sensitivity is not None) == (name in KNOWN), name
+        for pre in naming.PREAGGREGATORS:
+            chain = jaxfed.make_aggregator(f"{pre}+{name}", num_byzantine=1, key=0)
+            assert chain.sensitivity is None, (pre, name)
+
+
+@pytest.mark.parametrize("name", sorted(naming.RULES))
+def test_central_noise_needs_a_known_sensitivity_or_one_by_name(name):
+    rule = jaxfed.make_aggregator(name, num_byzantine=1)
+
+    def mechanism(**options):
+        options |= dict(rule=rule, num_clients=9, key=0, noise_std=0.1)
+        return byzuldp(0.1, **options).mechanism
+
+    if name in KNOWN:
+        assert mechanism().source == "tight"
+        bound = rule.sensitivity.bound(9, 0.15)
+        np.testing.assert_allclose(mechanism().bound, bound)
+        with pytest.raises(ValueError, match="a rule that knows its own"):
+            mechanism(sensitivity=0.3)
+    else:
+        with pytest.raises(ValueError, match="unknown sensitivity.*pass sensitivity="):
+            mechanism()
+        named = mechanism(sensitivity=0.3)
+        assert (named.bound, named.source) == (0.3, "asserted")
+
+
+@pytest.mark.parametrize(
+    ("rule", "n", "bound"),
+    [
+        (sensitivity.mean(), 9, C / 9),
+        (sensitivity.trimmed_mean(2), 9, C / 5),
+        (sensitivity.median(), 9, C),
+        (sensitivity.median(), 8, C / 2),
+        (sensitivity.median("lower"), 8, C),
+        (sensitivity.convex_hull(), 9, 2 * C),
+        (sensitivity.centered_clipping(0.3), 9, 0.6 / 9),
+        (sensitivity.centered_clipping(0.5), 9, C / 9),
+        (sensitivity.centered_clipping(0.5, 3), 9, 3 * C / 9),
+    ],
+)
+def test_a_row_set_to_zero(rule, n, bound):
+    np.testing.assert_allclose(rule.bound(n, C, relation="zero"), bound, rtol=1e-12)
+    assert rule.bound(n, C, relation="zero") <= rule.bound(n, C, relation="replace")
+    # A row to zero and zero to a row is a replacement.
+    assert rule.bound(n, C) <= 2 * rule.bound(n, C, relation="zero")
+    with pytest.raises(ValueError, match="relation='zero' with mode='paper'"):
+        rule.bound(n, C, dim=D, mode="paper", relation="zero")
 
 
 def test_errors():
     with pytest.raises(ValueError, match="mode must be one of 'tight', 'paper'"):
         sensitivity.mean().bound(3, 1.0, mode="loose")
+    with pytest.raises(ValueError, match="relation must be one of 'replace', 'zero'"):
+        sensitivity.mean().bound(3, 1.0, relation="remove")
     with pytest.raises(ValueError, match="pass dim=, or mode='tight'"):
         sensitivity.median().bound(3, 1.0, mode="paper")
     with pytest.raises(ValueError, match="0 <= f < n/2, got f=2, n=4"):

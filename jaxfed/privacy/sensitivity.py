@@ -2,12 +2,14 @@
 r"""How far one honest client can move each rule's aggregate: arithmetic only.
 
 Each function returns a :class:`jaxfed.Sensitivity` whose ``bound(num_clients, radius)``
-is the L2 distance between two aggregates whose inputs differ in one row, both of norm
-at most ``radius``. Shifting all rows by one vector (or a reference, too) changes none
-of them. Numbers may be traced. Mode ``"tight"`` is proven here, ``"paper"`` is what
-Xiang et al., `Optimal Byzantine-resilient Federated Learning with User-level
-Differential Privacy <https://arxiv.org/abs/2611.10898>`_, 2026, print (Table 4;
-Proposition 1 for the trimmed mean).
+is the L2 distance between two aggregates whose inputs differ in one row. Under the
+relation ``"replace"`` that row is any two of norm at most ``radius``, so it moves by at
+most ``2 C``; under ``"zero"`` one of the two is 0, a client without data (n stays), and
+it moves by at most C. Shifting all rows by one vector (or a reference, too) changes no
+bound. Numbers may be traced. Mode ``"tight"`` is proven here, ``"paper"`` is what Xiang
+et al., `Optimal Byzantine-resilient Federated Learning with User-level Differential
+Privacy <https://arxiv.org/abs/2611.10898>`_, 2026, print (Table 4; Proposition 1 for
+the trimmed mean), for ``"replace"`` only.
 """
 
 import jax.numpy as jnp
@@ -16,53 +18,70 @@ from jaxfed import _validate
 from jaxfed._base import Sensitivity
 
 MODES = ("tight", "paper")
+# How far a row of norm at most C moves, in units of C.
+_REACH = {"replace": 2, "zero": 1}
+RELATIONS = tuple(_REACH)
 
 
 def _sensitivity(tight, paper=None, *, bounded_inputs=False) -> Sensitivity:
-    """Make a :class:`Sensitivity` from its two formulas ``(n, radius, dim)``."""
+    """Make a :class:`Sensitivity` from its two formulas.
 
-    def bound(num_clients, radius, *, dim=None, mode="tight"):
+    Args:
+      tight: ``(n, radius, reach)``, where ``reach`` is how far the row may move.
+      paper: ``(n, radius, dim)``; None: the tight one.
+      bounded_inputs: whether every row must be in the ball.
+    """
+
+    def bound(num_clients, radius, *, dim=None, mode="tight", relation="replace"):
         _validate.choice("mode", mode, MODES)
+        _validate.choice("relation", relation, RELATIONS)
         n = _validate.count("num_clients", num_clients)
-        formula = tight if paper is None or mode == "tight" else paper
-        return formula(n, radius, dim)
+        if mode == "paper" and relation != "replace":
+            raise ValueError(
+                f"the paper bounds a replaced row only, got relation={relation!r} with "
+                "mode='paper': use mode='tight'."
+            )
+        if mode == "paper" and paper is not None:
+            return paper(n, radius, dim)
+        return tight(n, radius, _REACH[relation] * radius)
 
     return Sensitivity(bound, bounded_inputs)
 
 
 def mean() -> Sensitivity:
-    """``2 C / n``."""
-    return _sensitivity(lambda n, radius, dim: 2 * radius / n)
+    """``2 C / n``, for a row set to zero ``C / n``: linear, both attained."""
+    return _sensitivity(lambda n, radius, reach: reach / n)
 
 
 def trimmed_mean(num_byzantine) -> Sensitivity:
-    """``2 C / (n - 2f)``, attained; the paper's is ``sqrt(1 + 4 f^2 / n^2)`` times it.
+    """``2 C / (n - 2f)``, for a row set to zero ``C / (n - 2f)``; both attained.
 
     In each coordinate the trimmed mean is a clamp of slope ``1 / (n - 2f)`` in one
-    input. Proposition 1 is taken at its best, at the largest admissible
-    ``nu = n / f - 2``.
+    input. The paper's is ``sqrt(1 + 4 f^2 / n^2)`` times as much: Proposition 1 at its
+    best, at the largest admissible ``nu = n / f - 2``.
     """
     f = num_byzantine
 
-    def tight(n, radius, dim):
+    def tight(n, radius, reach):
         _validate.majority(f, n)
-        return 2 * radius / (n - 2 * f)
+        return reach / (n - 2 * f)
 
     def paper(n, radius, dim):
-        return tight(n, radius, dim) * (1 + 4 * f**2 / n**2) ** 0.5
+        return tight(n, radius, 2 * radius) * (1 + 4 * f**2 / n**2) ** 0.5
 
     return _sensitivity(tight, paper)
 
 
 def median(middle="mean") -> Sensitivity:
-    """``2 C``, and ``C`` for the mean of two middle values; paper ``2 C sqrt(d)``.
+    """``2 C``, for a row set to zero C; paper ``2 C sqrt(d)``.
 
-    A coordinate of the median has slope at most 1 in one input (1/2 where two values
-    are averaged), and so has the whole in L2.
+    A coordinate of the median is a clamp of slope 1 in one input, and so is the whole
+    in L2; where two middle values are averaged the slope is 1/2, and so are the bounds.
+    All are attained.
     """
 
-    def tight(n, radius, dim):
-        return (2 if n % 2 or middle == "lower" else 1) * radius
+    def tight(n, radius, reach):
+        return reach if n % 2 or middle == "lower" else reach / 2
 
     def paper(n, radius, dim):
         if dim is None:
@@ -77,21 +96,30 @@ def median(middle="mean") -> Sensitivity:
 
 
 def convex_hull() -> Sensitivity:
-    """``2 C``, if every row is in the ball: rules that end in the rows' convex hull."""
-    return _sensitivity(lambda n, radius, dim: 2 * radius, bounded_inputs=True)
+    """``2 C``, if every row is in the ball: rules that end in the rows' convex hull.
+
+    The hull is in the ball, whose diameter is ``2 C``. A row set to zero may do as
+    much: Krum with n = 5, f = 1 and two other rows at each of two ends of the ball
+    chooses the end where the fifth is, and either one (a tie) while that is at 0. The
+    geometric median can move by more than C then, too.
+    """
+    return _sensitivity(lambda n, radius, reach: 2 * radius, bounded_inputs=True)
 
 
 def centered_clipping(clip_norm, iterations=1) -> Sensitivity:
     """``2 min(tau, C) / n`` an iteration, from a published centre; paper ``2 tau / n``.
 
-    Clipping is a projection, which does not expand, and nor does the step from one
-    centre to the next.
+    Clipping is a projection on a ball of diameter ``2 tau``, which does not expand: the
+    row's share moves by at most ``2 tau`` and by no more than the row, ``2 C``, or C
+    for one set to zero: ``min(2 tau, C) / n``. Nor does the step from one centre to
+    the next expand, ``v - mean(clip(v - x))``: its slope in v is between 0 and 1. Both
+    are attained in one iteration, and in more of them where every row is clipped.
     """
 
-    def tight(n, radius, dim):
+    def tight(n, radius, reach):
         plain = _validate.is_concrete(clip_norm) and _validate.is_concrete(radius)
         least = min if plain else jnp.minimum
-        return 2 * iterations * least(clip_norm, radius) / n
+        return iterations * least(2 * clip_norm, reach) / n
 
     def paper(n, radius, dim):
         return 2 * iterations * clip_norm / n
