@@ -217,39 +217,6 @@ def test_stability_row_8_exact_delta_by_quadrature():
     assert found == pytest.approx(integral, rel=1e-6)
 
 
-@pytest.mark.parametrize("z", [2.0, 20.0])
-def test_stability_row_8_subsampled_rounds(z):
-    m, rounds, delta = 200, 400, 1e-5
-    found = [
-        gaussian.subsampled_epsilon(
-            z, delta, rounds, num_examples=m, batch_size=batch_size
-        )
-        for batch_size in (1, 20, m)
-    ]
-    assert 0 < found[0] < found[1] < found[2]
-    # Full batches: between the exact value and the classic conversion of Rényi's.
-    exact = gaussian.epsilon(z, delta, rounds)
-    assert exact <= found[2] <= gaussian.epsilon(z, delta, rounds, mode="rdp")
-
-
-def test_stability_row_8_subsampled_bound_covers_one_round():
-    # One example in four is at 0 or at 1 / z (replaced), the others at either end.
-    z, delta, m = 0.8, 1e-3, 4
-    epsilon = gaussian.subsampled_epsilon(z, delta, 1, num_examples=m)
-    x = np.linspace(-15, 15, 200_001)
-
-    def density(ones):
-        at = [np.exp(-((x - mu) ** 2) / 2) for mu in (0, 1 / z)]
-        return ((m - ones) * at[0] + ones * at[1]) / m / math.sqrt(2 * math.pi)
-
-    for ones in range(m):
-        p, q = density(ones), density(ones + 1)
-        for first, second in ((p, q), (q, p)):
-            excess = np.maximum(first - math.exp(epsilon) * second, 0)
-            assert np.sum(excess) * (x[1] - x[0]) <= delta
-    assert epsilon < gaussian.epsilon(z, delta, 1)
-
-
 # --- edges ------------------------------------------------------------------------
 
 
@@ -262,7 +229,6 @@ def test_no_rounds_and_no_noise(mode):
 
 def test_exact_delta_at_its_ends():
     assert gaussian.exact_delta(1.0, 0.0, 0) == 0
-    assert gaussian.subsampled_epsilon(1.0, 0.1, 0, num_examples=3) == 0
     assert gaussian.exact_delta(0.0, 5.0, 1) == 1
     assert gaussian.exact_delta(1e3, 800.0, 1) == 0  # e^800 overflows
     assert gaussian.exact_delta(1e-3, 800.0, 1) == pytest.approx(1)
@@ -278,13 +244,6 @@ def test_exact_delta_at_its_ends():
         (lambda: gaussian.epsilon(-1, 1e-5, 1), ValueError, "noise_multiplier=-1"),
         (lambda: gaussian.exact_delta(1, -1, 1), ValueError, "epsilon=-1"),
         (lambda: gaussian.renyi_divergence(1.0, 1, 1), ValueError, "order=1.0"),
-        (
-            lambda: gaussian.subsampled_epsilon(
-                1, 0.1, 1, num_examples=3, batch_size=4
-            ),
-            ValueError,
-            "batch_size=4",
-        ),
         (lambda: gaussian.optimal_order(0, 0.1, 1), ValueError, "noise_multiplier=0"),
     ],
 )

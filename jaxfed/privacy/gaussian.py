@@ -21,7 +21,7 @@ mode              noise multiplier                                holds
 
 (The last lies below ``"rdp"``: it is nominal, and fails from about
 :math:`\varepsilon = 8` on at :math:`\delta = 10^{-5}`.) No mode credits sub-sampling;
-:func:`subsampled_epsilon` does. All run on the host in float64.
+:mod:`jaxfed.privacy.composition` does. All run on the host in float64.
 
 References:
   [1] Xiang et al., `Optimal Byzantine-resilient Federated Learning with User-level
@@ -42,7 +42,6 @@ __all__ = [
     "noise_multiplier",
     "optimal_order",
     "renyi_divergence",
-    "subsampled_epsilon",
 ]
 
 MODES = ("exact", "rdp", "closed_form", "safe_dgd")
@@ -218,53 +217,6 @@ def optimal_order(noise_multiplier, delta, rounds) -> float:
     z = accounting._number("noise_multiplier", noise_multiplier, _validate.positive)
     log = -math.log(accounting._delta(delta))
     return 1 + z * math.sqrt(2 * log / _validate.count("rounds", rounds))
-
-
-def subsampled_epsilon(
-    noise_multiplier, delta, rounds, *, num_examples, batch_size=1
-) -> float:
-    r"""Return an epsilon of ``rounds`` releases on random batches, credited for it.
-
-    Each round draws ``batch_size`` of ``num_examples`` without replacement (Safe-DSGD:
-    one), anew and unseen; neighbours differ in one example, replaced. An upper bound by
-    Rényi divergences. It is not valid for batches anybody knows, nor for what a client
-    keeps between rounds without noise.
-
-    Args:
-      noise_multiplier: z > 0, finite: noise over the sensitivity of a batch's release,
-        e.g. 2C / batch_size for a mean.
-      delta: failure probability, 0 < delta < 1.
-      rounds: number T >= 0 of releases.
-      num_examples: m >= 1.
-      batch_size: 1 to m.
-
-    Returns:
-      Epsilon; 0.0 if ``rounds`` is 0.
-
-    Raises:
-      TypeError: an argument is not a plain number, or a count not an integer.
-      ValueError: an argument is outside its range.
-      ImportError: dp-accounting is not installed.
-
-    References:
-      Wang et al., `Subsampled Rényi Differential Privacy and Analytical Moments
-      Accountant <https://arxiv.org/abs/1808.00087>`_, 2019, theorem 27.
-    """
-    z = accounting._number("noise_multiplier", noise_multiplier, _validate.positive)
-    delta = accounting._delta(delta)
-    m = _validate.count("num_examples", num_examples)
-    size = _validate.count("batch_size", batch_size, maximum=m)
-    if _validate.count("rounds", rounds, minimum=0) == 0:
-        return 0.0
-    library = accounting._dp_accounting()
-    release = library.GaussianDpEvent(z)
-    if size < m:
-        release = library.SampledWithoutReplacementDpEvent(m, size, release)
-    accountant = library.rdp.RdpAccountant(
-        neighboring_relation=library.NeighboringRelation.REPLACE_ONE
-    )
-    accountant.compose(release, rounds)
-    return float(accountant.get_epsilon(delta))
 
 
 def _checked(delta, rounds, mode):
