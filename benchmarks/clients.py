@@ -6,6 +6,10 @@ interleaved and medians reported. PyTorch runs the clients in a loop, which is w
 federated simulators built on it do. Gradients are compared first.
 
     python benchmarks/clients.py --json clients.jsonl
+    python benchmarks/clients.py --clip
+
+The second clips every example's gradient: ours by norms alone, ours with the gradients
+in memory, and PyTorch's ``vmap(grad)``, which is how its libraries get them.
 
 PyTorch: ``pip install torch==2.13.0``, beside the extra ``bench``.
 """
@@ -62,6 +66,19 @@ class CNN(nn.Module):
         return self.denses[1](torch.relu(self.denses[0](x)))
 
 
+class MLP(nn.Module):
+    """The twin of ``jaxfed.models.MLP``."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([])
+        self.denses = nn.ModuleList([nn.Linear(784, 256), nn.Linear(256, 10)])
+
+    def forward(self, x):
+        """Map ``[B, 1, 28, 28]`` to logits."""
+        return self.denses[1](torch.tanh(self.denses[0](x.flatten(1))))
+
+
 def copy(params, twin):
     """Give the twin our parameters; return its parameters in our order."""
     layers = [*twin.convs, *twin.denses]
@@ -76,24 +93,29 @@ def copy(params, twin):
     return {n: layer for n, layer in zip(names, layers, strict=True)}
 
 
-def contestants(name, twin):
-    """Return ``{label: function}``; each gives all clients' gradients, ``[n, ...]``."""
+def problem(name, twin):
+    """Return model, parameters, shards, and the twin's layers, inputs and targets."""
     rng = np.random.default_rng(0)
     images = rng.random((CLIENTS, BATCH, 28, 28, 1), np.float32)
     labels = rng.integers(0, 10, (CLIENTS, BATCH))
     model = models.make_model(name, 10)
     params = jax.jit(model.init)(jax.random.key(0), images[0])["params"]
-    work = jaxfed.gradient(models.example_losses(model))
     data = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
     shards = jaxfed.Shard(data, jnp.full(CLIENTS, BATCH))
+    layers = copy(params, twin)
+    inputs = torch.from_numpy(images).permute(0, 1, 4, 2, 3).contiguous()
+    return model, params, shards, layers, inputs, torch.from_numpy(labels)
+
+
+def contestants(name, twin):
+    """Return ``{label: function}``; each gives all clients' gradients, ``[n, ...]``."""
+    model, params, shards, layers, inputs, targets = problem(name, twin)
+    work = jaxfed.gradient(models.example_losses(model))
 
     def one(shard):
         return work({"params": params}, shard, None)[0]
 
     vmapped, looped = jax.jit(jax.vmap(one)), jax.jit(lambda s: jax.lax.map(one, s))
-    layers = copy(params, twin)
-    inputs = torch.from_numpy(images).permute(0, 1, 4, 2, 3).contiguous()
-    targets = torch.from_numpy(labels)
 
     def pytorch():
         out = []
@@ -111,6 +133,43 @@ def contestants(name, twin):
     }
 
 
+def clipped(name, twin):
+    """The same with every example's gradient clipped to 1."""
+    model, params, shards, layers, inputs, targets = problem(name, twin)
+    loss_fn = models.example_losses(model)
+    norms = models.gradient_norms(model)
+    runs = {}
+    for label, options in (("norms", {"norms": norms}), ("gradients", {})):
+        work = jaxfed.gradient(loss_fn, clip_norm=1.0, **options)
+        one = jax.jit(
+            lambda s, work=work: jax.lax.map(
+                lambda shard: work({"params": params}, shard, None)[0], s
+            )
+        )
+        runs[label] = lambda one=one: jax.block_until_ready(one(shards))
+    weights = {n: p.detach() for n, p in twin.named_parameters()}
+
+    def loss(weights, x, y):
+        logits = torch.func.functional_call(twin, weights, (x[None],))
+        return nn.functional.cross_entropy(logits, y[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))
+
+    def pytorch():
+        out = []
+        for x, y in zip(inputs, targets, strict=True):
+            rows = [g.flatten(1) for g in each(weights, x, y).values()]
+            norm = torch.stack([g.norm(dim=1) for g in rows]).norm(dim=0)
+            scale = (1 / norm).clamp(max=1) / BATCH
+            shapes = [p.shape for p in twin.parameters()]
+            sums = [scale @ g for g in rows]
+            out.append([g.view(s) for g, s in zip(sums, shapes, strict=True)])
+        return out
+
+    check(runs["norms"](), pytorch()[3], layers, twin)
+    return runs | {"PyTorch vmap(grad)": pytorch}
+
+
 def check(ours, found, layers, twin):
     """Raise unless both have the same gradient of client 3."""
     place = {id(p): i for i, p in enumerate(twin.parameters())}
@@ -124,15 +183,18 @@ def check(ours, found, layers, twin):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--clip", action="store_true", help="clip every example")
     parser.add_argument("--json", help="one JSON line a model")
     args = parser.parse_args()
     torch.set_num_threads(2)
     print(f"{CLIENTS} clients x {BATCH} images; load {os.getloadavg()[0]:.1f}")
-    print("| model | lax.map ms | vmap ms | PyTorch loop ms | lax.map is faster by |")
-    print("|---|---|---|---|---|")
+    twins = {"small_cnn": SmallCNN, "cnn": CNN}
+    build = contestants
+    if args.clip:
+        twins, build = {"mlp": MLP, "small_cnn": SmallCNN, "cnn": CNN}, clipped
     records = []
-    for name, twin in (("small_cnn", SmallCNN()), ("cnn", CNN())):
-        runs = contestants(name, twin)
+    for name, twin in twins.items():
+        runs = build(name, twin())
         times = {label: [] for label in runs}
         for run in runs.values():
             run()
@@ -142,9 +204,14 @@ def main():
                 run()
                 times[label].append(1000 * (time.perf_counter() - start))
         medians = {label: statistics.median(t) for label, t in times.items()}
-        ratio = medians["PyTorch loop"] / medians["lax.map"]
-        numbers = " | ".join(f"{t:.0f}" for t in medians.values())
-        met = f" (target {TARGET})" if name == "small_cnn" else ""
+        first, *_, peer = medians
+        ratio = medians[peer] / medians[first]
+        if not records:
+            head = " | ".join(f"{label} ms" for label in medians)
+            print(f"| model | {head} | {first} is faster than {peer} by |")
+            print("|---" * (len(medians) + 2) + "|")
+        numbers = " | ".join(f"{t:.3g}" for t in medians.values())
+        met = f" (target {TARGET})" if (name, args.clip) == ("small_cnn", False) else ""
         print(f"| {name} | {numbers} | {ratio:.2f}{met} |", flush=True)
         records.append({"model": name, "ms": times, "ratio": ratio})
     if args.json:

@@ -43,6 +43,17 @@ def positive(name, x, *, finite=True):
     return x
 
 
+def clip_norm(x):
+    """Raise unless it is a clip radius, whose square is a float32; traced ones pass."""
+    value = _number("clip_norm", positive("clip_norm", x, finite=False))
+    if value is not None and value < 1e-15:
+        raise ValueError(
+            f"clip_norm must be at least 1e-15, got clip_norm={x}: squares of shorter "
+            "updates vanish in float32. Scale the loss instead."
+        )
+    return x
+
+
 def unit_interval(name, x, *, closed_right=False):
     """Raise unless ``0 <= x < 1`` (``<= 1`` if ``closed_right``)."""
     value = _number(name, x)

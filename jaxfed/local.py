@@ -11,7 +11,7 @@ import optax
 
 from jaxfed import _keys, _tree, _validate
 from jaxfed._base import Aggregator, Message, Shard
-from jaxfed.privacy.mechanisms import clip_tree
+from jaxfed.privacy.mechanisms import PER, clip_tree
 
 
 def sample(key, shard: Shard, batch_size):
@@ -56,6 +56,8 @@ class Gradient:
       clip_norm: radius of the clip of each example's gradient, None if there is none.
       microbatch: examples whose gradients are in memory at a time, None for all.
       reducer: aggregator of the examples' gradients, None for their mean.
+      clip_per: what has a norm of its own in that clip, ``"tree"`` or ``"layer"``.
+      norms: ``(params, batch) -> [b]``, norms of the examples' gradients, or None.
     """
 
     loss_fn: Callable[..., jax.Array]
@@ -63,6 +65,8 @@ class Gradient:
     clip_norm: Any = None
     microbatch: int | None = None
     reducer: Aggregator | None = None
+    clip_per: str = "tree"
+    norms: Callable[..., jax.Array] | None = None
 
     def __call__(self, message: Message, shard: Shard, key):
         """Return the (clipped) mean gradient and ``{"loss": mean loss}``."""
@@ -89,6 +93,8 @@ class Gradient:
             # A client without examples has nothing but padding to differentiate.
             empty = jnp.sum(weights) == 0
             return loss, jax.tree.map(lambda g: jnp.where(empty, 0, g), update)
+        if self.norms is not None:
+            return self._weighted(params, batch, weights)
 
         def one(example, weight):
             def single_loss(p):
@@ -97,7 +103,8 @@ class Gradient:
 
             loss, grad = jax.value_and_grad(single_loss)(params)
             if self.clip_norm is not None:
-                grad = clip_tree(grad, jnp.where(weight > 0, self.clip_norm, 0))
+                radius = jnp.where(weight > 0, self.clip_norm, 0)
+                grad = clip_tree(grad, radius, self.clip_per)
             wide = jax.tree.map(lambda g: g.astype(_tree.accumulator(g.dtype)), grad)
             return wide, jnp.where(weight > 0, loss, 0)
 
@@ -112,6 +119,26 @@ class Gradient:
         grads, losses = self._sum(one, batch, weights)
         mean = jax.tree.map(lambda g: g / total, grads)
         return losses / total, _tree.cast_like(mean, params)
+
+    def _weighted(self, params, batch, weights):
+        """Clip by weighing the losses: nothing of size b * d is held."""
+        norms = self.norms(params, batch)
+        fine = jnp.isfinite(norms) & (weights > 0)
+        # A zero weight does not undo a NaN, so bad examples make room for a good one.
+        rows = jnp.where(fine, jnp.arange(fine.size), jnp.argmax(fine))
+        batch = jax.tree.map(lambda x: x[rows], batch)
+        over = fine & ~(norms <= self.clip_norm)
+        scale = jnp.where(over, self.clip_norm / jnp.where(over, norms, 1), 1)
+        total = jnp.maximum(jnp.sum(weights), 1)
+
+        def clipped(p):
+            losses = self._losses(p, batch, weights.shape)
+            return jnp.sum(jnp.where(fine, scale * losses, 0)) / total, losses
+
+        update, losses = jax.grad(clipped, has_aux=True)(params)
+        update = jax.tree.map(lambda g: jnp.where(jnp.any(fine), g, 0), update)
+        losses = jnp.where(fine, losses, jnp.where(weights > 0, jnp.nan, 0))
+        return jnp.sum(losses) / total, update
 
     def _losses(self, params, batch, shape):
         losses = self.loss_fn(params, batch)
@@ -297,7 +324,14 @@ def local_sgd(
 
 
 def gradient(
-    loss_fn, *, batch_size=None, clip_norm=None, microbatch=None, reducer=None
+    loss_fn,
+    *,
+    batch_size=None,
+    clip_norm=None,
+    microbatch=None,
+    reducer=None,
+    clip_per="tree",
+    norms=None,
 ) -> Gradient:
     r"""One gradient at the broadcast parameters.
 
@@ -317,6 +351,14 @@ def gradient(
       reducer: aggregator that replaces the mean over examples, against wrong labels for
         instance; takes ``batch_size * d`` floats a client. A batch of too few examples
         for it, ``2 f`` or less, gives zeros (no step). None: the mean.
+      clip_per: ``"tree"``, or ``"layer"``: each layer has a clip of its own within the
+        same total, see :func:`jaxfed.privacy.clip_tree`.
+      norms: ``(params, batch) -> [b]``, the exact norm of every example's gradient,
+        e.g. ``jaxfed.models.gradient_norms(model)``: the examples' losses are then
+        weighed and differentiated together, and their gradients never held (an MLP of
+        200,000 parameters: a hundred times faster). The clip, and with it privacy, is
+        as right as the norms are, and as the examples are independent: no layer may
+        look at the whole batch.
 
     Returns:
       Local work ``(message, shard, key) -> (update, {"loss"})``. A client without
@@ -331,10 +373,26 @@ def gradient(
     if microbatch is not None:
         _validate.count("microbatch", microbatch)
     if clip_norm is not None:
-        _validate.positive("clip_norm", clip_norm, finite=False)
+        _validate.clip_norm(clip_norm)
     if reducer is not None and not isinstance(reducer, Aggregator):
         raise TypeError(f"reducer must be an aggregator, got {reducer!r}.")
-    return Gradient(loss_fn, batch_size, clip_norm, microbatch, reducer)
+    _validate.choice("clip_per", clip_per, PER)
+    if norms is not None:
+        others = {"microbatch": microbatch, "reducer": reducer}
+        for name, value in others.items():
+            if value is not None:
+                raise ValueError(
+                    f"norms= does without the examples' gradients, {name}= is about "
+                    "them. Leave one of the two out."
+                )
+        if clip_norm is None or clip_per != "tree":
+            raise ValueError(
+                "norms= is for a clip of each example's whole gradient, got clip_norm="
+                f"{clip_norm}, clip_per={clip_per!r}. Leave it out."
+            )
+    return Gradient(
+        loss_fn, batch_size, clip_norm, microbatch, reducer, clip_per, norms
+    )
 
 
 __all__ = ["Gradient", "LocalSGD", "gradient", "local_sgd", "sample"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxfed.links import per_client
-from jaxfed.privacy import clip, clip_tree, gaussian_noise
+from jaxfed.privacy import clip, clip_tree, gaussian_noise, normalize
 
 # --- row 4: the clip -------------------------------------------------------------
 
@@ -129,6 +129,43 @@ def test_the_radius_may_be_traced_and_swept():
 def test_bad_radii(radius):
     with pytest.raises(ValueError, match="clip_norm must be > 0"):
         clip(radius)
+
+
+LAYERS = {
+    "Dense_0": {"kernel": np.full((2, 2), 3.0, np.float32), "bias": np.zeros(2)},
+    "Dense_1": {"kernel": np.full(2, 0.01, np.float32), "bias": np.full(1, 1e10)},
+    "head": np.full(3, 0.1, np.float32),
+}
+
+
+def test_a_clip_of_layers_bounds_each_and_the_whole():
+    out = clip(3.0, per="layer").update(LAYERS, optax.EmptyState())[0]
+    each = 3.0 / math.sqrt(3)  # kernel and bias of a module, twice, and the rest
+    np.testing.assert_allclose(out["Dense_0"]["kernel"], each / 2, rtol=1e-6)
+    np.testing.assert_allclose(out["Dense_1"]["bias"], each, rtol=1e-6)
+    np.testing.assert_array_equal(out["head"], LAYERS["head"])
+    assert optax.tree.norm(out) <= 3.0
+    assert optax.tree.norm(clip_tree(LAYERS, 3.0)) == pytest.approx(3.0)
+    bad = LAYERS | {"head": np.full(3, np.nan)}
+    out = clip_tree(bad, 3.0, per="layer")  # spoils its own layer only
+    np.testing.assert_allclose(out["Dense_0"]["kernel"], each / 2, rtol=1e-6)
+    assert not np.any(out["head"])
+    # One array is one layer.
+    v = np.arange(3.0, dtype=np.float32)
+    np.testing.assert_array_equal(clip_tree(v, 1.0, "layer"), clip_tree(v, 1.0))
+    with pytest.raises(ValueError, match="per must be one of 'tree', 'layer'"):
+        clip(1.0, per="leaf")
+
+
+def test_normalised_updates_are_shorter_than_one():
+    link = normalize(0.5)
+    for v in ([3.0, 4.0], [1e-3, 0.0], [1e10, 0.0], [0.0, 0.0]):
+        out, _ = link.update(np.float32(v), link.init(None))
+        norm = np.linalg.norm(v)
+        np.testing.assert_allclose(out, np.array(v) / (0.5 + norm), rtol=1e-6)
+        assert np.linalg.norm(out) <= 1
+    for bad in (np.nan, np.inf):
+        assert not np.any(link.update(np.float32([bad, 1.0]), link.init(None))[0])
 
 
 # --- the noise -------------------------------------------------------------------

@@ -12,16 +12,21 @@ import toys
 
 import jaxfed
 from jaxfed import aggregators, attacks, links
-from jaxfed.algorithms._alpha_norm import alpha_norm, normalize
+from jaxfed.algorithms._alpha_norm import alpha_norm
 from jaxfed.algorithms._byz_clip21_sgd2m import byz_clip21_sgd2m
 from jaxfed.algorithms._byz_sgdm import byz_sgdm
-from jaxfed.algorithms._cafcor import cafcor, pairwise_noise, secret_noise_std
+from jaxfed.algorithms._cafcor import cafcor
 from jaxfed.algorithms._clip21 import clip21_sgd, clip21_sgd2m
 from jaxfed.algorithms._dp_brem import DpBremState, dp_brem
 from jaxfed.algorithms._dp_fedavg import dp_fedavg
 from jaxfed.algorithms._fedavg import fedavg
 from jaxfed.algorithms._safe_dshb import safe_dshb
-from jaxfed.privacy.mechanisms import gaussian_noise
+from jaxfed.privacy import (
+    gaussian_noise,
+    normalize,
+    pairwise_noise,
+    secret_noise_std,
+)
 
 # Clients of the quadratics f_i(x) = (x - a_i)^2 / 2, from x = 2.
 A = [[0.0], [4.0], [-10.0]]

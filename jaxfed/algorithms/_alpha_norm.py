@@ -9,34 +9,7 @@ from jaxfed import _tree, _validate, compressors, links
 from jaxfed._base import FedAlgorithm, Mechanism
 from jaxfed.aggregators import mean
 from jaxfed.algorithms._build import from_chains
-from jaxfed.privacy.mechanisms import gaussian_noise
-
-
-def normalize(alpha) -> optax.GradientTransformation:
-    r"""Smoothed normalisation, :math:`x / (\alpha + \|x\|)`.
-
-    One norm over the whole tree, in float32 or wider. The result is shorter than 1; a
-    tree with NaN, inf or an overflowing norm becomes zero, so that this holds always.
-
-    Args:
-      alpha: smoothing > 0; may be traced.
-
-    Returns:
-      Link, like params to like params.
-
-    Raises:
-      ValueError: if ``alpha`` is not positive.
-    """
-    _validate.positive("alpha", alpha)
-
-    def update(updates, params):
-        del params
-        norm = _tree.norm(updates)
-        fine = jnp.isfinite(norm)
-        scaled = _divide(updates, jnp.asarray(alpha, norm.dtype) + norm)
-        return jax.tree.map(lambda x: jnp.where(fine, x, 0), scaled)
-
-    return optax.stateless(update)
+from jaxfed.privacy.mechanisms import gaussian_noise, normalize
 
 
 def _direction():
@@ -45,15 +18,12 @@ def _direction():
     def update(updates, params):
         del params
         norm = _tree.norm(updates)
-        return _divide(updates, jnp.where(norm == 0, 1, norm))
+        safe = jnp.where(norm == 0, 1, norm)
+        return jax.tree.map(
+            lambda x: (x.astype(norm.dtype) / safe).astype(x.dtype), updates
+        )
 
     return optax.stateless(update)
-
-
-def _divide(tree, number):
-    return jax.tree.map(
-        lambda x: (x.astype(number.dtype) / number).astype(x.dtype), tree
-    )
 
 
 def alpha_norm(

@@ -199,7 +199,8 @@ def as_optimizer(
 
     For people who own their training loop: ``update(stacked_grads, state, params)``
     takes one gradient per client, ``[n, ...]``, and returns a step for
-    ``optax.apply_updates``.
+    ``optax.apply_updates``. Local work is not run: where privacy rests on its clip of
+    every example, the gradients that are passed must have gone through that clip.
 
     Args:
       algorithm: a method made of two chains.

@@ -36,7 +36,7 @@ def clip21(clip_norm, step, initial=None) -> optax.GradientTransformation:
     Raises:
       ValueError: if ``clip_norm`` is not positive.
     """
-    _validate.positive("clip_norm", clip_norm, finite=False)
+    _validate.clip_norm(clip_norm)
 
     def init(params):
         return Clip21State(links.start(initial, params))
@@ -226,5 +226,11 @@ def byz_clip21_sgd2m_plus(
             optax.sgd(learning_rate),
         ),
         rule=rule,
-        mechanism=Mechanism("example", inner, noise_std),
+        mechanism=Mechanism(
+            "example",
+            inner,
+            noise_std,
+            nominal_norm=inner if noise_on == "average" else None,
+            memoryless=True,
+        ),
     )

@@ -68,8 +68,7 @@ def dp_fedavg(
       key: typed key or int seed of the noise.
       clip_norm: C > 0; inf for no clip.
       noise_std: sigma >= 0 per coordinate of the mean.
-      cohort_size: n, clients averaged in a round; None: all. That the others are not
-        asked is not credited to privacy.
+      cohort_size: n, clients averaged in a round; None: all.
       server_optimizer: as for :func:`fedavg`.
       local_work: e.g. ``local_sgd(loss_fn, optax.sgd(0.1), epochs=1)``.
 
@@ -104,6 +103,11 @@ def dp_fedavg(
         ),
         rule=rule,
         mechanism=Mechanism(
-            "client", clip_norm, noise_std, "central", 2 * clip_norm / num_clients
+            "client",
+            clip_norm,
+            noise_std,
+            "central",
+            2 * clip_norm / num_clients,
+            memoryless=True,
         ),
     )

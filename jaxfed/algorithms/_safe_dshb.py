@@ -132,5 +132,7 @@ def _clipping(name, clip_norm, noise_std, local_work):
             f"example; got clip_norm={clip_norm} and a clip of examples of {inner}."
         )
     if inner is None:
-        return clip(clip_norm), Mechanism("client", clip_norm, noise_std)
-    return optax.identity(), Mechanism("example", inner, noise_std)
+        mechanism = Mechanism("client", clip_norm, noise_std, memoryless=True)
+        return clip(clip_norm), mechanism
+    mechanism = Mechanism("example", inner, noise_std, memoryless=True)
+    return optax.identity(), mechanism

@@ -14,6 +14,7 @@ from jaxfed.models.linen import (
     sliding_max_pool,
 )
 from jaxfed.models.losses import accuracy, evaluate, example_losses
+from jaxfed.models.norms import gradient_norms
 
 __all__ = [
     "CNN",
@@ -26,6 +27,7 @@ __all__ = [
     "accuracy",
     "evaluate",
     "example_losses",
+    "gradient_norms",
     "make_model",
     "max_pool",
     "sliding_max_pool",

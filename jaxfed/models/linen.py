@@ -149,6 +149,7 @@ class CNN(nn.Module):
 
     num_classes: int
     convolutional = True
+    mostly_dense = True
 
     @nn.compact
     def __call__(self, images):

@@ -1,6 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clip and noise: the two links every private method is made of."""
+r"""Clip and noise: the links every private method is made of.
 
+Where noise stands decides who need not be trusted: in the client's chain, behind the
+clip, it is local; in the server's, behind the rule, central. :func:`clip` and
+:func:`normalize` bound what it hides; ``jaxfed.gradient(clip_norm=)`` bounds examples.
+
+*Floating point.* Noise is drawn in float32 from a generator that is fast and
+reproducible, not cryptographic, and the sum is rounded. The low bits of a released
+float32 can tell two inputs apart (Mironov, `On Significance of the Least Significant
+Bits for Differential Privacy <https://doi.org/10.1145/2382196.2382264>`_, 2012), and
+threefry keys are 64 bits. All epsilons here are those of real-valued noise: right for
+research and simulation. Whoever deploys against an adversary that reads raw bits
+should round the released values to a coarse grid, and draw the noise from a vetted
+discrete sampler on the client.
+"""
+
+import math
 from typing import NamedTuple
 
 import jax
@@ -9,13 +24,17 @@ import optax
 
 from jaxfed import _keys, _tree, _validate
 
+PER = ("tree", "layer")
 
-def clip_tree(tree, max_norm):
+
+def clip_tree(tree, max_norm, per="tree"):
     r"""Scale a tree into the L2 ball, :math:`\min(1, C/\|x\|)\, x`.
 
-    One norm over the whole tree, in float32 or wider. The result's norm is at most
-    ``C (1 + 1e-6)``; 16-bit leaves add the rounding of their entries, at most 1/256
-    relative in bfloat16 and 1/2048 in float16. Edge cases:
+    One norm over the whole tree, in float32 or wider; or one for each of L layers
+    (arrays with the same parent, such as kernel and bias), which get a radius of
+    :math:`C/\sqrt L` each, so that the whole stays in the ball. The result's norm is
+    at most ``C (1 + 1e-6)``; 16-bit leaves add the rounding of their entries, at most
+    1/256 relative in bfloat16 and 1/2048 in float16. Edge cases:
 
     ===================================  =========================
     norm <= C                            unchanged, bit for bit
@@ -28,11 +47,21 @@ def clip_tree(tree, max_norm):
     Args:
       tree: one client's (or one example's) update.
       max_norm: C >= 0; may be traced.
+      per: ``"tree"`` or ``"layer"``.
 
     Returns:
       Tree of the same shapes and dtypes.
     """
     tree = jax.tree.map(jnp.asarray, tree)
+    if per == "layer":
+        paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(tree), strict=True)
+        parents = [path[:-1] for path in paths]
+        radius = max_norm / math.sqrt(len(set(parents)))
+        for parent in set(parents):
+            at = [i for i, other in enumerate(parents) if other == parent]
+            clipped = clip_tree([leaves[i] for i in at], radius)
+            leaves = [clipped.pop(0) if i in at else x for i, x in enumerate(leaves)]
+        return jax.tree.unflatten(jax.tree.structure(tree), leaves)
     norm = _tree.norm(tree)
     ok = jnp.isfinite(norm)
     over = ok & ~(norm <= max_norm)
@@ -47,20 +76,57 @@ def clip_tree(tree, max_norm):
     return jax.tree.map(leaf, tree)
 
 
-def clip(max_norm) -> optax.GradientTransformation:
+def clip(max_norm, per="tree") -> optax.GradientTransformation:
     """Clip one client's whole update; see :func:`clip_tree`.
 
     Args:
-      max_norm: C > 0, inf switches it off (non-finite updates still become zero).
+      max_norm: C >= 1e-15, inf switches it off (non-finite updates still become zero).
+      per: ``"tree"``, or ``"layer"`` for a clip of every layer on its own.
 
     Returns:
       Link, like params to like params.
 
     Raises:
-      ValueError: if ``max_norm`` is not positive.
+      ValueError: if ``max_norm`` is smaller, or for another ``per``.
     """
-    _validate.positive("clip_norm", max_norm, finite=False)
-    return optax.stateless(lambda updates, params: clip_tree(updates, max_norm))
+    _validate.clip_norm(max_norm)
+    _validate.choice("per", per, PER)
+    return optax.stateless(lambda updates, params: clip_tree(updates, max_norm, per))
+
+
+def normalize(alpha) -> optax.GradientTransformation:
+    r"""Smoothed normalisation, :math:`x / (\alpha + \|x\|)`.
+
+    One norm over the whole tree, in float32 or wider. The result is shorter than 1; a
+    tree with NaN, inf or an overflowing norm becomes zero, so that this holds always.
+
+    Args:
+      alpha: smoothing > 0; may be traced.
+
+    Returns:
+      Link, like params to like params.
+
+    Raises:
+      ValueError: if ``alpha`` is not positive.
+
+    References:
+      Shulgin, Khirirat and Richtarik, `<https://arxiv.org/abs/2502.13482>`_, 2025.
+    """
+    _validate.positive("alpha", alpha)
+
+    def update(updates, params):
+        del params
+        norm = _tree.norm(updates)
+        fine = jnp.isfinite(norm)
+        total = jnp.asarray(alpha, norm.dtype) + norm
+        return jax.tree.map(
+            lambda x: jnp.where(
+                fine, (x.astype(norm.dtype) / total).astype(x.dtype), 0
+            ),
+            updates,
+        )
+
+    return optax.stateless(update)
 
 
 class GaussianNoiseState(NamedTuple):
@@ -79,7 +145,7 @@ def gaussian_noise(noise_std, key) -> optax.GradientTransformationExtraArgs:
     pass ``round`` and ``client_id``; without them the link counts its own rounds.
 
     Noise is drawn in float32 (float64 for float64 leaves) by an inverse-CDF
-    sampler; it is not hardened against attacks on floating-point rounding.
+    sampler, see the stance of this module on floating point.
 
     Args:
       noise_std: sigma >= 0, standard deviation per coordinate; may be traced.
