@@ -188,6 +188,17 @@ def test_what_byzantine_clients_computed_does_not_matter(name):
     assert not getattr(attacks, name)().needs_data
 
 
+@pytest.mark.parametrize("name", sorted(set(ALL) - {"mia_push"}))
+def test_whether_the_adversary_sees_honest_messages_is_declared(name):
+    x, y = wide_uploads(), wide_uploads()
+    for leaf in jax.tree.leaves(y):
+        leaf[HONEST] *= -3
+    sent = [rows_of(program(name)(u, BYZANTINE), BYZANTINE) for u in (x, y)]
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*sent, strict=True))
+    assert getattr(attacks, name)().sees_messages == (not same)
+    assert attacks.mia_push().sees_messages  # in its first rounds it only looks
+
+
 @pytest.mark.parametrize("name", OWN_WORK)
 def test_attacks_that_start_from_honest_work_need_data(name):
     assert getattr(attacks, name)().needs_data

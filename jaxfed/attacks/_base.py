@@ -87,7 +87,7 @@ class Seen(NamedTuple):
         return jax.tree.map(jnp.sqrt, _tree.combine(weights, squares))
 
 
-def replace_rows(forge, init, needs_data=False) -> Attack:
+def replace_rows(forge, init, **facts) -> Attack:
     """Build a wire attack from ``forge(seen, state) -> (forged, state)``."""
 
     def update(
@@ -113,15 +113,15 @@ def replace_rows(forge, init, needs_data=False) -> Attack:
         return seen.attacked(forged), state
 
     wire = optax.GradientTransformationExtraArgs(init, update)
-    return Attack(no_poison, wire, needs_data)
+    return Attack(no_poison, wire, **facts)
 
 
-def stateless(forge, needs_data=False) -> Attack:
+def stateless(forge, **facts) -> Attack:
     """Build a wire attack from ``forge(seen) -> forged``."""
     return replace_rows(
         lambda seen, state: (forge(seen), state),
         lambda params: optax.EmptyState(),
-        needs_data,
+        **facts,
     )
 
 
@@ -132,7 +132,7 @@ class RandomState(NamedTuple):
     count: jax.Array
 
 
-def random_rows(draw, key, needs_data=False) -> Attack:
+def random_rows(draw, key, **facts) -> Attack:
     """Build a wire attack from ``draw(key, own upload, seen) -> forged upload``.
 
     Rows are drawn by round and client id, so they depend neither on the cohort nor on
@@ -150,7 +150,7 @@ def random_rows(draw, key, needs_data=False) -> Attack:
         new = state._replace(count=optax.safe_increment(state.count))
         return rows(seen.ids, seen.updates), new
 
-    return replace_rows(forge, init, needs_data)
+    return replace_rows(forge, init, **facts)
 
 
 def normal_like(key, tree):

@@ -35,7 +35,7 @@ def label_flip(num_classes=10, label="label") -> Attack:
         chosen = jnp.reshape(byzantine, (-1, 1))
         return _flip("label_flip", shards, chosen, num_classes, label)
 
-    return Attack(poison, _base.no_wire(), needs_data=True)
+    return Attack(poison, _base.no_wire(), needs_data=True, sees_messages=False)
 
 
 def label_flip_half(num_classes=10, fraction=0.5, label="label", *, key=0) -> Attack:
@@ -79,7 +79,7 @@ def label_flip_half(num_classes=10, fraction=0.5, label="label", *, key=0) -> At
         chosen &= jnp.reshape(byzantine, (-1, 1))
         return _flip("label_flip_half", shards, chosen, num_classes, label)
 
-    return Attack(poison, _base.no_wire(), needs_data=True)
+    return Attack(poison, _base.no_wire(), needs_data=True, sees_messages=False)
 
 
 def _flip(name, shards, chosen, num_classes, label):

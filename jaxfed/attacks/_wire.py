@@ -16,7 +16,7 @@ def none() -> Attack:
     Returns:
       Attack that changes nothing; Byzantine clients need data.
     """
-    return Attack(_base.no_poison, _base.no_wire(), needs_data=True)
+    return Attack(_base.no_poison, _base.no_wire(), True, sees_messages=False)
 
 
 def ipm(scale=10.0) -> Attack:
@@ -83,7 +83,9 @@ def sign_flip(scale=1.0) -> Attack:
     """
     _base.nonnegative("scale", scale)
     return _base.stateless(
-        lambda seen: _base.scaled(-scale, seen.updates), needs_data=True
+        lambda seen: _base.scaled(-scale, seen.updates),
+        needs_data=True,
+        sees_messages=False,
     )
 
 
@@ -163,7 +165,9 @@ def gaussian_noise(std=1.0, *, key=0) -> Attack:
     """
     _base.nonnegative("std", std)
     return _base.random_rows(
-        lambda k, own, seen: _base.scaled(std, _base.normal_like(k, own)), key
+        lambda k, own, seen: _base.scaled(std, _base.normal_like(k, own)),
+        key,
+        sees_messages=False,
     )
 
 
@@ -193,6 +197,7 @@ def scalar_noise(std=3**0.5, *, key=0) -> Attack:
         lambda k, own, seen: _base.scaled(std * jax.random.normal(k), own),
         key,
         needs_data=True,
+        sees_messages=False,
     )
 
 
@@ -272,5 +277,6 @@ def inf() -> Attack:
 
 def _constant(value):
     return _base.stateless(
-        lambda seen: jax.tree.map(lambda x: jnp.full_like(x, value), seen.uploads)
+        lambda seen: jax.tree.map(lambda x: jnp.full_like(x, value), seen.uploads),
+        sees_messages=False,
     )
