@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``jaxfed train`` and ``jaxfed list``."""
+"""The command line: ``jaxfed train``, ``jaxfed account`` and ``jaxfed list``."""
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -16,8 +17,9 @@ usage: jaxfed [-h] [--version] COMMAND ...
 Byzantine-robust, differentially private federated optimization in JAX.
 
 commands:
-  train   train a model with Byzantine clients and privacy noise
-  list    name every rule, attack, algorithm, data set and model; describe one
+  train    train a model with Byzantine clients and privacy noise
+  account  what a method's noise is worth, or how much an epsilon needs
+  list     name every rule, attack, algorithm, data set and model; describe one
 
 options:
   -h, --help  show this message and exit
@@ -42,7 +44,7 @@ def main(argv=None) -> int:
       paragraph), 130 if interrupted.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    commands = {"train": _train, "list": _list}
+    commands = {"train": _train, "account": _account, "list": _list}
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP, end="")
         return 0
@@ -69,12 +71,7 @@ def main(argv=None) -> int:
 
 
 def _train(argv):
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            f"jaxfed train needs {', '.join(missing)}, not installed here: "
-            'pip install "jaxfed[train]".'
-        )
+    _need("train", _PACKAGES)
     import tyro
 
     from jaxfed.experiments import config as configs
@@ -113,6 +110,27 @@ def _train(argv):
     else:
         runner.train(config, out=command.out, overwrite=command.overwrite, **options)
     return 0
+
+
+def _account(argv):
+    _need("account", (*_PACKAGES, "dp_accounting"))
+    import tyro
+
+    from jaxfed.experiments import account
+
+    command = tyro.cli(account.AccountCommand, args=argv, prog="jaxfed account")
+    found = account.account(command)
+    print(json.dumps(found.as_dict(), indent=2) if command.json else found.text())
+    return 0
+
+
+def _need(command, packages):
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"jaxfed {command} needs {', '.join(missing)}, not installed here: "
+            'pip install "jaxfed[train]".'
+        )
 
 
 def _given(argv, names):

@@ -455,15 +455,25 @@ def test_noise_levels():
     assert nominal.noise_std == pytest.approx(
         privacy.nominal_noise_std(1.0, 3.0, 1e-3, 5)
     )
-    assert nominal.epsilon_nominal == 3 < nominal.epsilon_certified
+    assert nominal.epsilon_nominal == pytest.approx(3) < nominal.epsilon_certified
     # Sub-sampled and per example, as in the paper: S/m with m = 71.
     sampled = statement(
         batch_size=10, noise_calibration="nominal", epsilon=3.0, algorithm="safe_dshb"
     )
     assert sampled.noise_std == pytest.approx(
-        10 / 71 * privacy.nominal_noise_std(1.0, 3.0, 1e-3, 5)
+        10 / 71 * privacy.nominal_noise_std(1.0 / 10, 3.0, 1e-3, 5)
     )
     assert sampled.sensitivity == pytest.approx(0.2)
+    # The printed reading of Algorithm 5 puts the noise of a sum on the average.
+    literal = statement(
+        batch_size=10,
+        noise_calibration="nominal",
+        epsilon=3.0,
+        algorithm="byz_clip21_sgd2m_plus",
+    )
+    assert literal.noise_std == pytest.approx(10 * sampled.noise_std)
+    for it in (sampled, literal):
+        assert it.epsilon_nominal == pytest.approx(3.0)
     none = statement(epsilon=math.inf)
     assert none.model == "none" and none.noise_std == 0
 

@@ -96,6 +96,9 @@ class TrainConfig:
     noise_calibration: Literal["certified", "nominal"] = "certified"
     """Epsilon as an accountant certifies it, or as the paper's formula has it (no
     guarantee)."""
+    amplification: bool = False
+    """Credit that examples (or, behind a trusted server, clients) are drawn at random;
+    nobody may see which. Only for methods that keep nothing un-noised."""
     seed: int = 0
     """Seed of split, initial model, batches and noise, >= 0."""
     compare: bool = True

@@ -9,21 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxfed import _registry, local, naming, privacy, rounds
+from jaxfed import naming, privacy, rounds
 from jaxfed._base import Shard
+from jaxfed.experiments import budget
 from jaxfed.experiments import config as configs
-
-_HYPERPARAMETERS = (
-    "learning_rate",
-    "local_learning_rate",
-    "clip_norm",
-    "outer_clip_norm",
-    "momentum",
-    "server_momentum",
-    "noise_std",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +96,7 @@ class Problem:
     def _simulate(self, hparams, rule, key, mesh):
         config = self.config
         return rounds.simulate(
-            _algorithm(config, hparams, rule, key, self.model),
+            budget.build(config, hparams, rule, key, self.model),
             config.num_clients,
             num_byzantine=config.num_byzantine,
             attack=configs.make_attack(config.attack),
@@ -195,173 +185,10 @@ def _clients_at_once(model, mesh):
     return 1 if slow and mesh is None else None
 
 
-def _algorithm(config, hparams, rule, key, model=None, dim=None):
-    """Build the method from whatever arguments its factory accepts."""
-    from jaxfed import models
-
-    name, factory, own = configs.parse_algorithm(config.algorithm)
-    losses = None if model is None else models.example_losses(model)
-    per_example = config.clip_unit == "example"
-    inner = hparams["clip_norm"] if per_example else None
-    if config.local_learning_rate is None:
-        work = local.gradient(
-            losses,
-            batch_size=config.batch_size,
-            clip_norm=inner,
-            microbatch=config.microbatch,
-        )
-    else:
-        work = local.local_sgd(
-            losses,
-            optax.sgd(hparams["local_learning_rate"]),
-            steps=config.local_steps,
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            clip_norm=inner,
-        )
-    message_clip = "outer_clip_norm" if per_example else "clip_norm"
-    options = {
-        "learning_rate": hparams["learning_rate"],
-        "rule": rule,
-        "num_byzantine": config.rule_byzantine,
-        "num_clients": config.num_clients,
-        "cohort_size": config.clients_per_round,
-        "dim": dim,
-        "key": key,
-        "clip_norm": hparams.get(message_clip),
-        "noise_std": hparams.get("noise_std"),
-        "momentum": hparams.get("momentum"),
-        "server_momentum": hparams.get("server_momentum"),
-        "local_learning_rate": hparams.get("local_learning_rate"),
-        "local_work": work,
-    }
-    takes = _registry.accepted(factory)
-    if "rule" in takes:
-        takes |= {"num_byzantine", "key"}
-    given = {k: v for k, v in options.items() if k in takes and v is not None}
-    return naming.make_algorithm(name, **given, **own)
-
-
 def _privacy(config, sizes, model, test):
-    """Derive the noise from epsilon, and account for what will run.
-
-    Args:
-      config: resolved TrainConfig.
-      sizes: examples of each honest client.
-      model: Flax module.
-      test: the test data, for the size of the model.
-
-    Returns:
-      ``(hyperparameters as floats, PrivacyStatement)``.
-    """
-    hparams = {
-        name: _float32(getattr(config, name))
-        for name in _HYPERPARAMETERS
-        if getattr(config, name, None) is not None
-    }
-    # Built with plain numbers, so that every wrong value raises here.
-    name, factory, _ = configs.parse_algorithm(config.algorithm)
-    takes = _registry.accepted(factory)
-    private = config.epsilon != math.inf
-    # With noise in it, so that a method that cannot hide behind it says so.
-    trial = hparams | ({"noise_std": 1.0} if private else {})
-    dim = _size(model, test)
-    mechanism = _algorithm(config, trial, config.rule, 0, dim=dim).mechanism
+    """Return the hyperparameters and the statement, for the client with fewest data."""
     smallest = max(1, int(sizes[sizes > 0].min(initial=sizes.max())))
-    batch = min(config.batch_size or smallest, smallest)
-    # A batch drawn at random; a client with fewer examples uses all of them.
-    rate = min(1.0, config.batch_size / smallest) if config.batch_size else 1.0
-    common = {"rounds": config.rounds, "delta": config.delta}
-    if mechanism is None:
-        statement = privacy.make_statement(
-            unit="client",
-            clip_norm=math.inf,
-            noise_std=0.0,
-            sensitivity=math.inf,
-            sampling_text=_sampling(config, batch),
-            mechanism=f"{name} neither clips nor adds noise",
-            **common,
-        )
-        return hparams, statement
-    central = private and mechanism.model == "central"
-    if central and config.clients_per_round is not None and "cohort_size" not in takes:
-        raise ValueError(
-            f"{name} is accounted for with every client in every round, got "
-            f"clients_per_round={config.clients_per_round}. Leave it out."
-        )
-    sensitivity = float(mechanism.sensitivity(batch))
-    per_example = mechanism.unit == "example"
-    rate = rate if per_example else 1.0
-    noise_std, nominal = 0.0, None
-    # What the method's own paper claims, times the noise.
-    spread = math.sqrt(config.rounds * -math.log(config.delta))
-    claimed = (mechanism.nominal or 0.5) * sensitivity * spread
-    if private:
-        if sensitivity == math.inf:
-            raise ValueError(
-                f"epsilon={config.epsilon} needs a bound on what a client sends, got "
-                f"clip_norm={config.clip_norm}. Give a finite clip_norm, or "
-                "epsilon=inf for no privacy."
-            )
-        if config.noise_calibration == "nominal":
-            nominal = config.epsilon
-            if mechanism.nominal is None:
-                noise_std = privacy.nominal_noise_std(
-                    mechanism.clip_norm, nominal, sampling_rate=rate, **common
-                )
-            else:
-                noise_std = claimed / nominal
-        else:
-            noise_std = privacy.certified_noise_std(
-                config.epsilon, sensitivity, **common
-            )
-            if mechanism.nominal is not None:
-                nominal = claimed / noise_std
-        noise_std = hparams["noise_std"] = _float32(noise_std, up=True)
-    statement = privacy.make_statement(
-        unit=mechanism.unit,
-        clip_norm=mechanism.clip_norm,
-        noise_std=noise_std,
-        sensitivity=sensitivity,
-        sampling_rate=rate,
-        sampling_text=_sampling(config, batch),
-        mechanism=_mechanism(name, mechanism, clips="clip_norm" in takes),
-        model=mechanism.model,
-        epsilon_nominal=nominal,
-        nominal_formula="Byz-Clip21-SGD2M" if mechanism.nominal is None else name,
-        sensitivity_mode=mechanism.source,
-        **common,
-    )
-    return hparams, statement
-
-
-def _mechanism(name, mechanism, clips):
-    where = "at each client" if mechanism.model == "local" else "behind the rule"
-    if mechanism.unit == "example":
-        what = "each example's gradient clipped, then averaged"
-    else:
-        what = f"each client's message {'clipped' if clips else 'normalised'}"
-    return f"{name}: {what}, Gaussian noise added {where}"
-
-
-def _sampling(config, batch):
-    who = "every client in every round"
-    if config.clients_per_round is not None:
-        who = f"{config.clients_per_round} clients drawn at random in every round"
-    if config.batch_size is None:
-        return f"{who}, every one of its examples"
-    size = f"{batch}" if batch == config.batch_size else f"{batch} or more"
-    if config.local_learning_rate is not None:
-        return f"{who}, several batches of {size} of its examples"
-    return f"{who}, {size} of its examples, drawn uniformly without replacement"
-
-
-def _float32(value, *, up=False):
-    """Round to what the device will hold; ``up`` never rounds noise down."""
-    rounded = np.float32(value)
-    if up and float(rounded) < value:
-        rounded = np.nextafter(rounded, np.float32(np.inf))
-    return float(rounded)
+    return budget.budget(config, smallest, _size(model, test))
 
 
 def _digest(*trees):

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from jaxfed import _validate
-from jaxfed.privacy import accounting
+from jaxfed.privacy import accounting, composition
 
 __all__ = ["PrivacyStatement", "make_statement"]
 
@@ -24,11 +24,12 @@ _AGAINST = {
     "central": "everybody who sees what the server publishes; the server is trusted",
 }
 _CAVEATS = (
-    "Whoever holds the run folder (seed, un-noised client state) can remove the noise.",
+    "Whoever holds the run folder (seed, un-noised client state, a digest of the data) "
+    "can remove the noise.",
     "The noise is sampled in float32 and is not hardened against "
     "floating-point attacks.",
-    "Byzantine clients are simulated: an attack may use more than the privacy model "
-    "lets a real adversary see.",
+    "Training loss, influence and whatever else a run logs of its clients are computed "
+    "without noise and not covered.",
     "The nominal epsilon is what a paper's formula calls this noise level; only the "
     "certified epsilon is a guarantee.",
 )
@@ -59,6 +60,8 @@ class PrivacyStatement:
       nominal_formula: whose formula that is.
       epsilon_certified: what the accountant certifies for all rounds together.
       accountant: who certifies, with version.
+      adversary: what the simulated attackers saw, and whether the privacy model allows
+        it, in words.
       tuned_on_private_data: whether hyperparameters were, in words.
       caveats: what the numbers do not cover, one sentence each.
     """
@@ -78,6 +81,7 @@ class PrivacyStatement:
     nominal_formula: str
     epsilon_certified: float
     accountant: str
+    adversary: str
     tuned_on_private_data: str
     caveats: tuple[str, ...]
 
@@ -113,6 +117,7 @@ class PrivacyStatement:
             f"{self.noise_std:.4g}, sensitivity {self.sensitivity:.4g} "
             f"({self.sensitivity_mode}), {self.rounds} rounds",
             f"  sampling: {self.sampling}",
+            f"  simulated adversary: {self.adversary}",
             f"  tuned on private data: {self.tuned_on_private_data}",
         ]
         notes = [f"  note: {caveat}" for caveat in self.caveats]
@@ -130,11 +135,15 @@ def make_statement(
     sampling_rate: float = 1.0,
     sampling_text: str,
     mechanism: str,
+    credited: composition.Sampling = composition.ALL,
     model: str = "local",
     epsilon_nominal: float | None = None,
     nominal_formula: str = "Byz-Clip21-SGD2M",
     sensitivity_mode: str = "tight",
+    attackers: int = 0,
+    attackers_see_messages: bool = True,
     tuned_on_private_data: str = "not by this run; tuning elsewhere is not counted",
+    more_caveats: tuple[str, ...] = (),
 ) -> PrivacyStatement:
     """Account for one run and say what it protects.
 
@@ -151,6 +160,8 @@ def make_statement(
         it touches the nominal epsilon only.
       sampling_text: how examples and clients are drawn.
       mechanism: what is clipped and where noise is added.
+      credited: the draw of units that the certified epsilon may count on; none by
+        default.
       model: "local" or "central". The statement says "none" if nothing is protected.
       epsilon_nominal: the paper's name for this noise, if it is another than
         ``nominal_epsilon(noise_std, sensitivity / 2, delta, rounds)``: ``sensitivity /
@@ -158,7 +169,10 @@ def make_statement(
         for unit "client".
       nominal_formula: whose name that is.
       sensitivity_mode: "tight", "paper" or "asserted".
+      attackers: number of simulated Byzantine clients, >= 0.
+      attackers_see_messages: whether they use the honest messages of a round.
       tuned_on_private_data: whether hyperparameters were, in words.
+      more_caveats: what else the numbers of this run do not cover.
 
     Returns:
       The statement. No privacy is claimed if ``noise_std`` is 0, if ``sensitivity`` or
@@ -183,6 +197,10 @@ def make_statement(
     clip_norm = float(_validate.positive("clip_norm", clip_norm, finite=False))
     # Checks the other numbers as well, and needs no library where there is no noise.
     certified = accounting.certified_epsilon(noise_std, sensitivity, delta, rounds)
+    if credited != composition.ALL and math.isfinite(certified):
+        phase = composition.Phase(rounds, noise_std / sensitivity, credited)
+        drawn = composition.epsilon(phase, delta, accountant="pld")
+        certified = min(certified, drawn)
     noise_std, sensitivity = float(noise_std), float(sensitivity)
     if math.isinf(clip_norm) and math.isfinite(sensitivity):
         raise ValueError(
@@ -199,9 +217,9 @@ def make_statement(
             _validate.nonnegative("epsilon_nominal", epsilon_nominal, finite=False)
         )
 
-    caveats = _CAVEATS
+    caveats = (*_CAVEATS, *more_caveats)
     if sensitivity_mode == "asserted":
-        caveats = (_ASSERTED, *_CAVEATS)
+        caveats = (_ASSERTED, *caveats)
     if noise_std == 0:
         model, caveats = "none", ("No privacy: no noise is added.",)
     elif math.isinf(sensitivity):
@@ -211,7 +229,10 @@ def make_statement(
     accountant = "nothing to account for"
     if model != "none" and rounds:
         version = importlib.metadata.version("dp-accounting")
-        accountant = f"dp-accounting {version}, exact Gaussian composition"
+        how = "exact Gaussian composition"
+        if credited != composition.ALL:
+            how = "privacy loss distributions of sub-sampled Gaussians"
+        accountant = f"dp-accounting {version}, {how}"
     return PrivacyStatement(
         unit=unit,
         adjacency=_ADJACENCY[unit],
@@ -222,14 +243,37 @@ def make_statement(
         sensitivity=sensitivity,
         sensitivity_mode=sensitivity_mode,
         rounds=int(rounds),
-        sampling=f"{sampling_text}; amplification by sub-sampling is not credited",
+        sampling=f"{sampling_text}; {_credit(credited)}",
         delta=float(delta),
         epsilon_nominal=nominal,
         nominal_formula=nominal_formula,
         epsilon_certified=certified,
         accountant=accountant,
+        adversary=_adversary(model, attackers, attackers_see_messages),
         tuned_on_private_data=tuned_on_private_data,
         caveats=caveats,
+    )
+
+
+def _credit(credited):
+    if credited == composition.ALL:
+        return "amplification by sub-sampling is not credited"
+    return f"the draw is credited ({credited.describe()}) and must stay secret"
+
+
+def _adversary(model, attackers, see_messages):
+    if not attackers:
+        return "none"
+    who = f"{attackers} Byzantine client{'s' if attackers > 1 else ''}"
+    if not see_messages:
+        return f"{who} that saw their own data and what is published"
+    if model == "none":
+        return f"{who} that saw the honest messages, which nothing hides"
+    if model == "local":
+        return f"{who} that saw the noised messages, as the privacy model allows"
+    return (
+        f"{who} that saw honest messages before the noise: more than the privacy model "
+        "allows, so the run tests robustness; the epsilon does not cover this adversary"
     )
 
 
