@@ -9,6 +9,7 @@ from jaxfed import privacy as privacy
 from jaxfed import reductions as reductions
 from jaxfed import robustness as robustness
 from jaxfed import sharding as sharding
+from jaxfed import stability as stability
 from jaxfed._base import Aggregator as Aggregator
 from jaxfed._base import Attack as Attack
 from jaxfed._base import ClientHalf as ClientHalf
@@ -69,4 +70,5 @@ __all__ = [
     "robustness",
     "sharding",
     "simulate",
+    "stability",
 ]

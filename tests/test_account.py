@@ -25,8 +25,8 @@ def run(capsys, *argv):
     return code, *capsys.readouterr()
 
 
-def of(**changes):
-    return account.account(account.AccountCommand(**changes))
+def of(algorithm="safe_dshb", **changes):
+    return account.account(account.AccountCommand(algorithm=algorithm, **changes))
 
 
 PAPER = ("--algorithm", "byz_clip21_sgd2m", "--epsilon", "3", "--delta", "4e-4")
@@ -70,6 +70,11 @@ def test_byzuldp_rows_12_and_14_on_the_command_line():
         assert rows[name].noise_std / 6e-4 == pytest.approx(z, rel=1e-5)
     assert rows["byzuldp's formula"].nominal == pytest.approx(10)
     assert rows["byzuldp's formula"].certified == pytest.approx(4.56522, rel=1e-4)
+
+
+def test_no_argument_is_an_account_too(capsys):
+    code, out, _ = run(capsys)
+    assert code == 0 and "certified for 8" in out
 
 
 def test_noise_given_instead_of_epsilon(capsys):

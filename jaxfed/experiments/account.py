@@ -19,7 +19,7 @@ class AccountCommand:
     needed.
     """
 
-    algorithm: str = "safe_dshb"
+    algorithm: str = "byz_clip21_sgd2m"
     """Private method, with options in brackets; "jaxfed list" names them all."""
     epsilon: float | None = None
     """Privacy budget > 0 to find the noise for; None: 8, or what noise_std gives."""
