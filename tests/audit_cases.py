@@ -27,7 +27,7 @@ from jaxfed.algorithms._dp_brem import dp_brem
 from jaxfed.algorithms._dp_fedavg import dp_fedavg
 from jaxfed.algorithms._safe_dgd import safe_dgd, safe_dsgd
 from jaxfed.algorithms._safe_dshb import byz_clip_sgd, safe_dshb
-from jaxfed.privacy import audit, certified_epsilon, certified_noise_std
+from jaxfed.privacy import audit, certified_noise_std, composition
 from jaxfed.privacy.correlated import secret_noise_std
 
 DELTA, ROUNDS, DIM, CLIP, EPSILON = 1e-2, 6, 2, 0.8, 2.0
@@ -48,6 +48,7 @@ class Case(NamedTuple):
       cohort: clients of a round, None for all.
       effective: noise by which the claim is made, from ``noise_std``.
       clip_norm: radius of the clip.
+      drawn: the draw of examples or clients that the claim credits.
     """
 
     build: Callable
@@ -59,25 +60,34 @@ class Case(NamedTuple):
     cohort: int | None = None
     effective: Callable = float
     clip_norm: float = CLIP
+    drawn: composition.Sampling = composition.ALL
 
     @property
     def noise_std(self):
         """Noise that the method needs for EPSILON, by its own mechanism."""
-        unit = certified_noise_std(EPSILON, self._sensitivity(1.0), DELTA, ROUNDS)
-        return unit / self.effective(1.0)
+        multiplier = composition.noise_multiplier(
+            EPSILON, DELTA, ROUNDS, sampling=self.drawn, accountant=self._accountant
+        )
+        return multiplier * self._sensitivity(1.0) / self.effective(1.0)
 
     @property
     def claim(self):
         """The certified epsilon of the method with that noise."""
         noise_std = self.noise_std
-        return certified_epsilon(
-            self.effective(noise_std), self._sensitivity(noise_std), DELTA, ROUNDS
-        )
+        multiplier = self.effective(noise_std) / self._sensitivity(noise_std)
+        phase = composition.Phase(ROUNDS, multiplier, self.drawn)
+        return composition.epsilon(phase, DELTA, accountant=self._accountant)
+
+    @property
+    def _accountant(self):
+        return "exact" if self.drawn == composition.ALL else "pld"
 
     def _sensitivity(self, noise_std):
         mechanism = self.build(0, noise_std, self.clip_norm).mechanism
         assert (mechanism.model, mechanism.unit) == (self.view, self.unit)
-        return mechanism.sensitivity(self.examples)
+        assert self.drawn == composition.ALL or mechanism.memoryless
+        batch = self.drawn.size if self.unit == "example" else None
+        return mechanism.sensitivity(batch or self.examples)
 
     def worlds(self, **options):
         if self.unit == "client":
@@ -168,15 +178,18 @@ def _byz_clip21_plus(key, noise_std, clip_norm):
     )
 
 
-def _safe_dshb(key, noise_std, clip_norm):
-    return safe_dshb(
-        0.1,
-        rule=agg.mean(),
-        key=key,
-        noise_std=noise_std,
-        momentum=0.5,
-        local_work=clipped(clip_norm),
-    )
+def _safe_dshb(batch_size=None):
+    def build(key, noise_std, clip_norm):
+        return safe_dshb(
+            0.1,
+            rule=agg.mean(),
+            key=key,
+            noise_std=noise_std,
+            momentum=0.5,
+            local_work=clipped(clip_norm, batch_size),
+        )
+
+    return build
 
 
 def _safe_dgd(key, noise_std, clip_norm):
@@ -285,7 +298,14 @@ CORRECT = {
         _byz_clip21(agg.trimmed_mean(1), 5), n=5, f=1
     ),
     "byz_clip21_sgd2m_plus": Case(_byz_clip21_plus, n=3, unit="example", examples=4),
-    "safe_dshb": Case(_safe_dshb, n=3, unit="example", examples=4),
+    "safe_dshb": Case(_safe_dshb(), n=3, unit="example", examples=4),
+    "safe_dshb, draw of 2 of 4 credited": Case(
+        _safe_dshb(batch_size=2),
+        n=3,
+        unit="example",
+        examples=4,
+        drawn=composition.without_replacement(2, 4),
+    ),
     "safe_dgd, smea": Case(_safe_dgd, n=5, f=1, unit="example", examples=4),
     "safe_dsgd": Case(_safe_dsgd, n=3, unit="example"),
     "byz_clip_sgd": Case(_byz_clip_sgd, n=3),
@@ -305,6 +325,9 @@ CORRECT = {
     ),
     "dp_fedavg": _central(dp_fedavg_of(5)),
     "dp_fedavg, cohort 3 of 5": _central(dp_fedavg_of(5, 3), cohort=3),
+    "dp_fedavg, draw of 3 of 5 credited": _central(
+        dp_fedavg_of(5, 3), cohort=3, drawn=composition.without_replacement(3, 5)
+    ),
     "dp_brem": _central(_dp_brem, n=3, unit="example", examples=4),
 }
 

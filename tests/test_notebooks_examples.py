@@ -39,3 +39,11 @@ def test_readme_example():
     images = names["digits"].test["image"].reshape(-1, 64)
     logits = names["model"].apply(names["params"], images)
     assert (logits.argmax(-1) == names["digits"].test["label"]).mean() > 0.8
+
+
+def test_readme_audit(capsys):
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    (code,) = [b.split("```")[0] for b in blocks if "audit.distinguish" in b]
+    exec(compile(code, "README.md", "exec"), {})
+    kept, broken = capsys.readouterr().out.strip().splitlines()
+    assert kept.endswith("not refuted") and broken.endswith("REFUTED")
