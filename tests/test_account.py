@@ -108,7 +108,7 @@ def test_a_random_draw_is_credited_where_it_may_be():
     clients = of(
         algorithm="dp_fedavg", clients_per_round=5, num_clients=50, amplification=True
     )
-    assert "5 of 50 without replacement" in clients.statement.sampling
+    assert "5 of 45 without replacement" in clients.statement.sampling
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,7 @@ def test_a_random_draw_is_credited_where_it_may_be():
         (dict(batch_size=9, num_examples=9), "draws none here"),
         (dict(batch_size=9), "num_examples is needed"),
         (dict(algorithm="dp_fedavg"), "clients .*dp_fedavg draws none"),
+        (dict(algorithm="dp_fedavg", clients_per_round=20), "dp_fedavg draws none"),
         (
             dict(clip_unit="client", clients_per_round=3),
             "clients .*safe_dshb draws none",

@@ -221,8 +221,11 @@ def _drawn(config, mechanism, name, batch, examples):
     if mechanism.unit == "example" and mechanism.model == "local" and batch < examples:
         return composition.without_replacement(batch, examples)
     size = config.clients_per_round
-    if mechanism.unit == "client" and mechanism.model == "central" and size is not None:
-        return composition.without_replacement(size, config.num_clients)
+    # Byzantine clients know when they are drawn: only the honest ones are a crowd.
+    crowd = config.num_clients - config.num_byzantine
+    hidden = mechanism.unit == "client" and mechanism.model == "central"
+    if hidden and size is not None and size < crowd:
+        return composition.without_replacement(size, crowd)
     what = "examples (--batch-size)"
     if mechanism.unit == "client":
         what = "clients (--clients-per-round) behind a trusted server"
