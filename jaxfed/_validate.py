@@ -45,10 +45,15 @@ def positive(name, x, *, finite=True):
 
 def clip_norm(x):
     """Raise unless it is a clip radius, whose square is a float32; traced ones pass."""
-    value = _number("clip_norm", positive("clip_norm", x, finite=False))
+    return squarable("clip_norm", positive("clip_norm", x, finite=False))
+
+
+def squarable(name, x):
+    """Raise if a length is so short that its square vanishes; traced ones pass."""
+    value = _number(name, x)
     if value is not None and value < 1e-15:
         raise ValueError(
-            f"clip_norm must be at least 1e-15, got clip_norm={x}: squares of shorter "
+            f"{name} must be at least 1e-15, got {name}={x}: squares of shorter "
             "updates vanish in float32. Scale the loss instead."
         )
     return x

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import math
+import re
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_a_random_draw_is_credited_where_it_may_be():
         (dict(algorithm="dp_fedavg"), "clients .*dp_fedavg draws none"),
         (dict(algorithm="dp_fedavg", clients_per_round=20), "dp_fedavg draws none"),
         (
-            dict(clip_unit="client", clients_per_round=3),
+            dict(clip_unit="client", clients_per_round=13),
             "clients .*safe_dshb draws none",
         ),
     ],
@@ -148,11 +149,56 @@ def test_a_draw_that_hides_nobody_is_not_credited(changes, why):
         (dict(algorithm="byzuldp", rule="nnm+median"), "sensitivity"),
         (dict(algorithm="no_such"), "no_such"),
         (dict(num_examples=0), "num_examples must be"),
+        (dict(num_examples=10**23), "num_examples must be"),
+        (dict(num_examples=9, num_parameters=-5), "num_parameters must be"),
+        (dict(num_examples=9, clip_norm=1e-16), "clip_norm must be at least 1e-15"),
+        (dict(num_examples=9, epsilon=1e308), "epsilon must be at most 1e13"),
+        (dict(num_examples=9, epsilon=1e-300), "float32"),
+        (dict(num_examples=9, noise_std=1e39), "float32"),
+        (dict(algorithm="byzuldp", rule="krum", num_byzantine=12), "krum|2f"),
     ],
 )
 def test_bad_requests_are_explained(changes, why):
     with pytest.raises(ValueError, match=why):
         of(**changes)
+
+
+@pytest.mark.parametrize("amplification", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_half_the_sensitivity_is_never_said_to_cost_more(amplification, batch_size):
+    if amplification and batch_size is None:
+        return  # refused, see above
+    for epsilon in (0.1, 2.0):
+        it = of(
+            num_examples=60,
+            batch_size=batch_size,
+            epsilon=epsilon,
+            amplification=amplification,
+        )
+        (note,) = [n for n in it.notes if "formula says" in n]
+        said = re.search(r"epsilon would be ([0-9.e+]+)\.", note)
+        if said is None:
+            assert "a valid bound here" in note
+            assert it.rows[0].certified <= it.rows[0].nominal
+        else:
+            assert float(said[1]) < it.rows[0].certified
+        assert any("heuristic" in n for n in it.notes) == (
+            said is not None and batch_size is not None
+        )
+
+
+def test_whose_formula_and_what_is_left_out():
+    notes = " ".join(of(num_examples=60, epsilon=20.0).notes)
+    assert "The nominal epsilon of safe_dshb is by Byz-Clip21-SGD2M's formula" in notes
+    assert "beyond its theorem: closed form of Safe-DGD." in notes
+    notes = " ".join(of("byz_clip21_sgd2m", epsilon=2.0).notes)
+    assert "may differ" not in notes and "beyond its theorem" not in notes
+
+
+def test_more_rounds_than_loss_distributions_can_take():
+    it = of(num_examples=60, batch_size=6, amplification=True, rounds=2**31 - 1)
+    assert "Rényi divergences" in it.statement.accountant
+    assert it.statement.epsilon_certified == pytest.approx(8, rel=1e-4)
 
 
 def test_a_delta_that_protects_nobody_is_mentioned():
@@ -214,7 +260,7 @@ def test_byzuldp_row_35_every_private_run_says_it_all():
                  "tuned_on_private_data"):  # fmt: skip
         assert fields[name] not in (None, "")
     assert "more than the privacy model allows" in fields["adversary"]
-    for attack, says in (("sign_flip", "own data"), ("none", "own data")):
+    for attack, says in (("sign_flip", "own data"), ("none", "none")):
         calm = dataclasses.replace(config, attack=attack, byzantine_own_data=True)
         assert says in budget.budget(calm, 10)[1].adversary
     local = configs.resolve(configs.TrainConfig())

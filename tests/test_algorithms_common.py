@@ -129,7 +129,7 @@ def assert_equal(a, b, **tolerance):
 def test_as_optimizer_equals_simulate(name):
     algorithm, attack = build(name), attacks.ipm()
     shards, params = PROBLEM.shards, PROBLEM.params
-    optimizer = jaxfed.as_optimizer(algorithm, N, attack)
+    optimizer = jaxfed.as_optimizer(algorithm, N, attack, examples_clipped=True)
     byzantine = jaxfed.byzantine_ids(N, F)
     sim = jaxfed.simulate(algorithm, N, num_byzantine=F, attack=attack)
     work = inspect.getclosurevars(algorithm.client.update).nonlocals["work"]
@@ -156,13 +156,15 @@ def test_as_optimizer_equals_simulate(name):
 def test_as_optimizer_refuses_methods_that_are_not_two_chains():
     algorithm = build("byz_sgdm")._replace(client_tx=None)
     with pytest.raises(ValueError, match="run it with jaxfed.simulate"):
-        jaxfed.as_optimizer(algorithm, N)
+        jaxfed.as_optimizer(algorithm, N, examples_clipped=True)
 
 
 def test_as_optimizer_composes_with_links_behind_it():
     algorithm = build("safe_dshb", rule="mean", noise_std=0.0)
-    chained = optax.chain(jaxfed.as_optimizer(algorithm, N), optax.scale(0.5))
-    alone = jaxfed.as_optimizer(algorithm, N)
+    chained = optax.chain(
+        jaxfed.as_optimizer(algorithm, N, examples_clipped=True), optax.scale(0.5)
+    )
+    alone = jaxfed.as_optimizer(algorithm, N, examples_clipped=True)
     grads = jax.tree.map(
         lambda p: jnp.stack([jnp.full(p.shape, i + 1.0) for i in range(N)]),
         PROBLEM.params,
@@ -191,7 +193,7 @@ def test_init_takes_abstract_params(name):
         return
     algorithm = build(name)
     # The optimizer holds no params: it starts from shapes without tracing.
-    optimizer = jaxfed.as_optimizer(algorithm, N)
+    optimizer = jaxfed.as_optimizer(algorithm, N, examples_clipped=True)
     assert_equal(optimizer.init(abstract(params)), optimizer.init(params))
 
 
@@ -507,7 +509,7 @@ def test_rule_must_be_an_aggregator(name):
 @pytest.mark.parametrize("name", TWO_CHAINS)
 def test_without_local_work_only_the_optimizer_runs(name):
     algorithm = build(name, local_work=None)
-    jaxfed.as_optimizer(algorithm, N)
+    jaxfed.as_optimizer(algorithm, N, examples_clipped=True)
     sim = jaxfed.simulate(algorithm, N)
     with pytest.raises(ValueError, match="built without local work"):
         sim.step(sim.init(PROBLEM.params, 0), PROBLEM.shards)

@@ -479,3 +479,20 @@ def test_errors_of_bounds():
         audit.one_run_bound(5, 2, 3, 0.0)
     with pytest.raises(TypeError, match="canaries must be a Python int"):
         audit.one_run_bound(5.0, 2, 1, 0.0)
+
+
+def test_canaries_that_do_not_flip_pass_a_momentum():
+    rounds = 6
+    for make in (
+        lambda flip: audit.client_canary(3, 2, rounds, flip=flip),
+        lambda flip: audit.example_canary(3, 4, 2, rounds, flip=flip),
+    ):
+        turned, constant = (
+            [
+                [float(world(t).data[0, 0, 0]) for t in range(rounds)]
+                for world in make(f)
+            ]
+            for f in (True, False)
+        )
+        assert constant == [[1e3] * rounds, [-1e3] * rounds]
+        assert turned == [[1e3] * 3 + [-1e3] * 3, [-1e3] * 3 + [1e3] * 3]

@@ -599,9 +599,9 @@ def test_the_anchor_is_broadcast():
     message = algorithm.server.broadcast(state)
     assert set(message) == {"params", "round", "anchor"}
     np.testing.assert_array_equal(message["anchor"], [0, 0])
-    state, _ = algorithm.server.update(jnp.ones((5, 2)), state)
+    state, _ = algorithm.server.update(jnp.full((5, 2), 0.5), state)
     np.testing.assert_allclose(
-        algorithm.server.broadcast(state)["anchor"], [0.15, 0.15], rtol=1e-6
+        algorithm.server.broadcast(state)["anchor"], [0.075, 0.075], rtol=1e-6
     )
 
 
@@ -668,7 +668,7 @@ def test_noise_needs_a_sensitivity():
 
 
 def test_private_rounds_need_everybody():
-    x = jnp.ones((5, 2))
+    x = jnp.full((5, 2), 0.5)
     for algorithm in (build(noise_std=0.1), build(aggregators.mean(), noise_std=0.1)):
         state = algorithm.server.init(jnp.ones(2))
         with pytest.raises(ValueError, match="num_clients=5, got 4 rows"):
@@ -680,7 +680,7 @@ def test_private_rounds_need_everybody():
     # Without noise nothing is promised, so nothing is asked for.
     algorithm = build(aggregators.mean())
     new, _ = algorithm.server.update(x[:4], algorithm.server.init(jnp.ones(2)))
-    np.testing.assert_allclose(new.params, 1 - 0.5 * 0.15, rtol=1e-6)
+    np.testing.assert_allclose(new.params, 1 - 0.5 * 0.15 * 0.5, rtol=1e-6)
 
 
 def test_a_rule_with_a_memory_of_its_own_is_refused():

@@ -95,14 +95,96 @@ class Loose(nn.Module):
         return scale * nn.Dense(4)(images.reshape(images.shape[0], -1))
 
 
+class Gain(nn.Module):
+    @nn.compact
+    def __call__(self, x, gain):
+        return gain * x @ self.param("kernel", nn.initializers.ones, (x.shape[1], 4))
+
+
+class WithGain(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+        return Gain()(images.reshape(images.shape[0], -1), 100.0)
+
+
+class Borrowed(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+        x = images.reshape(images.shape[0], -1)
+        first = nn.Dense(4)
+        return nn.Dense(4)(first(x) + x @ first.variables["params"]["kernel"])
+
+
+class Patches(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+        x = nn.Dense(4)(images.reshape(-1, images.shape[2]))
+        return x.reshape(images.shape[0], -1, 4).sum(1)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
-    [(Twice(), "layer Dense_0 is called twice"), (Loose(), "outside of its layers")],
+    [
+        (Twice(), "layer Dense_0 is called twice"),
+        (Loose(), "outside of its layers"),
+        (WithGain(), "Gain_0 does not map one array"),
+        (Borrowed(), "in other ways than calling"),
+        (Patches(), "Dense_0 does not map one array of 5 rows"),
+    ],
 )
 def test_models_whose_norms_would_be_wrong_are_refused(model, why):
     params, batch = problem(model)
     with pytest.raises(ValueError, match=why):
         models.gradient_norms(model)(params, batch)
+
+
+class Halved(nn.Dense):
+    @nn.compact
+    def __call__(self, inputs):
+        kernel = self.param("kernel", self.kernel_init, (inputs.shape[1], 4))
+        return jnp.sin(inputs) @ kernel
+
+
+class Unusual(nn.Module):
+    layer: nn.Module
+
+    @nn.compact
+    def __call__(self, images):
+        return self.layer(images.reshape(images.shape[0], -1))
+
+
+def double(x, y, dimensions, **options):
+    return 2 * jax.lax.dot_general(x, y, dimensions, **options)
+
+
+@pytest.mark.parametrize(
+    "layer", [Halved(4), nn.Dense(4, dot_general=double)], ids=["subclass", "product"]
+)
+def test_layers_like_dense_ones_are_differentiated(layer):
+    model = Unusual(layer)
+    params, batch = problem(model)
+    loss_fn = models.example_losses(model)
+    got = models.gradient_norms(model)(params, batch)
+    for i in range(B):
+        one = {name: x[i : i + 1] for name, x in batch.items()}
+        want = optax.tree.norm(jax.grad(lambda p, b=one: loss_fn(p, b)[0])(params))
+        np.testing.assert_allclose(got[i], want, rtol=1e-5)
+
+
+def test_norms_whose_parts_have_no_squares():
+    """A huge input times a tiny derivative is a gradient like any other."""
+    model = Unusual(nn.Dense(3))
+    images = np.zeros((1, 2, 2, 1), np.float32)
+    images[0, 0, :, 0] = 1e19, 44.0
+    batch = {"image": images, "label": np.array([0])}
+    kernel = np.zeros((4, 3), np.float32)
+    kernel[1, 0] = 1.0
+    params = {"layer": {"kernel": kernel, "bias": np.zeros(3, np.float32)}}
+    work = jaxfed.gradient(
+        models.example_losses(model), clip_norm=1e-3, norms=models.gradient_norms(model)
+    )
+    update = toys.quick_jit(work.at)(params, batch, np.ones(1, np.float32))[1]
+    assert 0.5e-3 < optax.tree.norm(update) <= 1e-3 * (1 + 1e-5)
 
 
 @pytest.mark.parametrize(

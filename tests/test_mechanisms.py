@@ -164,6 +164,9 @@ def test_normalised_updates_are_shorter_than_one():
         norm = np.linalg.norm(v)
         np.testing.assert_allclose(out, np.array(v) / (0.5 + norm), rtol=1e-6)
         assert np.linalg.norm(out) <= 1
+    for alpha in (0.0, 1e-16, 1e-50):
+        with pytest.raises(ValueError, match="alpha must be"):
+            normalize(alpha)
     for bad in (np.nan, np.inf):
         assert not np.any(link.update(np.float32([bad, 1.0]), link.init(None))[0])
 

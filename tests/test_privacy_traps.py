@@ -185,15 +185,17 @@ def test_means_are_not_rounded_to_16_bits_before_the_noise():
 def test_an_optimizer_of_messages_cannot_clip_examples():
     """It is given averages: whoever makes them clips, or the method clips messages."""
     rows = jnp.full((N, 2), 1e6)
-    outer = method("byz_clip_sgd", local_work=None, clip_norm=C, noise_std=0.0)
-    examples = method("byz_clip_sgd", noise_std=0.0)
+    outer = method("byz_clip_sgd", local_work=None, clip_norm=C, noise_std=1e-9)
+    examples = method("byz_clip_sgd", noise_std=1e-9)
+    with pytest.raises(ValueError, match="examples_clipped=True"):
+        jaxfed.as_optimizer(examples, N)
 
-    def bounded(algorithm):
-        optimizer, zero = jaxfed.as_optimizer(algorithm, N), jnp.zeros(2)
+    def bounded(algorithm, **options):
+        optimizer, zero = jaxfed.as_optimizer(algorithm, N, **options), jnp.zeros(2)
         go = toys.quick_jit(lambda x: optimizer.update(x, optimizer.init(zero), zero))
         return float(jnp.linalg.norm(go(rows)[0])) <= C * (1 + 1e-6)
 
-    assert bounded(outer) and not bounded(examples)
+    assert bounded(outer) and not bounded(examples, examples_clipped=True)
     assert (outer.mechanism.unit, examples.mechanism.unit) == ("client", "example")
 
 
@@ -422,7 +424,7 @@ def test_attackers_who_see_messages_are_no_part_of_central_privacy():
         return float(jnp.linalg.norm(model(centres) - model(-centres)))
 
     assert distance(attacks.none()) == pytest.approx(bound, rel=1e-4)
-    assert distance(attacks.ipm(scale=10.0)) > 1.4 * bound
+    assert distance(attacks.copies()) > 1.9 * bound
     trusted = dict(rule="trimmed_mean", attack="ipm(scale=10)")
     assert "does not cover" in declared("byzuldp", M, **trusted)[0].adversary
     assert "allows" in declared("safe_dshb", M, attack="ipm(scale=10)")[0].adversary
@@ -608,3 +610,44 @@ def test_layers_used_twice_in_any_way_have_no_cheap_norm():
         params = net.init(jax.random.key(0), batch["image"])["params"]
         with pytest.raises(ValueError, match="no norms for this model"):
             gradient_norms(net)(params, batch)
+
+
+def moved_beside_huge_rows(step, n=25):
+    """How far an end-to-end move of client 0 gets, whatever five others send."""
+    patterns = jnp.array([[1, -1, 0, 0, 0], [1, 0, 0, 0, -1], [1, 1, 1, -1, -1.0]])
+    huge = jnp.kron(2.0 ** jnp.arange(20, 36)[:, None], patterns)
+
+    def one(sign, others, byzantine):
+        rows = [jnp.full(1, sign), jnp.full(n - 6, others), byzantine]
+        return step(jnp.concatenate(rows)[:, None])[0]
+
+    def moved(others, byzantine):
+        return jnp.abs(one(1.0, others, byzantine) - one(-1.0, others, byzantine))
+
+    grid = jax.vmap(jax.vmap(moved, (None, 0)), (0, None))
+    return jnp.max(toys.quick_jit(grid)(jnp.linspace(-1, 1, 21), huge))
+
+
+SIX = ("centered_clipping", "geometric_median", "krum", "mean", "median")
+
+
+@pytest.mark.parametrize("rule", [*SIX, "trimmed_mean", "dp_fedavg"])
+def test_a_huge_row_cannot_hide_clients_and_noise_in_rounding(rule):
+    """Beside 2**27 the sum of the other rows is rounded: one client tips an ulp."""
+    options = dict(num_clients=25, key=0, clip_norm=1.0, noise_std=1e-30)
+    if rule == "dp_fedavg":
+        method = jaxfed.algorithms.dp_fedavg(1.0, **options)
+    else:
+        built = jaxfed.make_aggregator(rule, num_byzantine=5, key=0)
+        options |= dict(rule=built, momentum=0.0, server_momentum=0.0)
+        method = jaxfed.algorithms.byzuldp(1.0, **options)
+    state = method.server.init(jnp.zeros(1))
+
+    def step(rows):
+        return method.server.model(method.server.update(rows, state)[0])
+
+    assert moved_beside_huge_rows(step) <= method.mechanism.sensitivity(1) * (1 + 1e-5)
+
+
+def test_a_mean_of_rows_as_they_come_hides_nobody():
+    assert moved_beside_huge_rows(lambda rows: jnp.mean(rows, 0)) > 5 * 2 / 25

@@ -223,7 +223,7 @@ def test_dp_fedavg_noise_is_on_the_mean():
 
 
 def test_dp_fedavg_divides_by_all_clients_and_refuses_weights():
-    algorithm, params = build(dp_fedavg, 1.0), jnp.zeros(2)
+    algorithm, params = build(dp_fedavg, 1.0, clip_norm=9.0), jnp.zeros(2)
     rows = jnp.array([[3.0, 0.0], [0.0, 6.0], [jnp.nan, 9.0]])
     mask = jnp.array([True, True, False])
     np.testing.assert_allclose(

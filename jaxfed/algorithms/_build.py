@@ -113,14 +113,17 @@ def from_chains(
 
     Raises:
       TypeError: if ``rule`` is not an aggregator.
-      ValueError: if ``rule`` is not in ``server_tx``; at trace time if the step is not
-        shaped like params.
+      ValueError: if ``rule`` is not in ``server_tx``, or the mechanism has an unknown
+        unit or model; at trace time if the step is not shaped like params.
     """
     if not isinstance(rule, Aggregator):
         raise TypeError(f"rule must be an aggregator, got {rule!r}.")
     at = next((i for i, link in enumerate(server_tx) if link is rule), None)
     if at is None:
         raise ValueError("rule must be one of the links of server_tx.")
+    if mechanism is not None:
+        _validate.choice("mechanism.unit", mechanism.unit, ("client", "example"))
+        _validate.choice("mechanism.model", mechanism.model, ("local", "central"))
     client_tx = optax.with_extra_args_support(client_tx)
     before, after = _join(server_tx[:at]), _join(server_tx[at + 1 :])
     parts = (before, rule, after)
@@ -193,32 +196,44 @@ def from_chains(
 
 
 def as_optimizer(
-    algorithm, num_clients, attack=None
+    algorithm, num_clients, attack=None, *, examples_clipped=False
 ) -> optax.GradientTransformationExtraArgs:
     """Turn a chain-built method into one optax transformation of stacked gradients.
 
     For people who own their training loop: ``update(stacked_grads, state, params)``
     takes one gradient per client, ``[n, ...]``, and returns a step for
-    ``optax.apply_updates``. Local work is not run: where privacy rests on its clip of
-    every example, the gradients that are passed must have gone through that clip.
+    ``optax.apply_updates``. Local work is not run, nor is its clip of every example.
 
     Args:
       algorithm: a method made of two chains.
       num_clients: n >= 1.
       attack: None, or an :class:`Attack` whose wire part is put between the halves;
         ``update`` then needs ``byzantine=``, bool ``[n]``.
+      examples_clipped: say that the gradients will be means of examples' gradients,
+        each clipped as ``algorithm.mechanism`` says.
 
     Returns:
       ``chain(per_client(client), attack, server)``.
 
     Raises:
-      ValueError: for a method that is not two chains.
+      ValueError: for a method that is not two chains, or whose noise is for clipped
+        examples without ``examples_clipped=True``.
     """
     if algorithm.client_tx is None or algorithm.server_tx is None:
         raise ValueError(
             "this method is more than two optax chains and cannot be one optimizer: "
             "run it with jaxfed.simulate."
         )
+    mechanism = algorithm.mechanism
+    if mechanism is not None and mechanism.unit == "example" and not examples_clipped:
+        noise_std = mechanism.noise_std
+        if not (_validate.is_concrete(noise_std) and noise_std == 0):
+            raise ValueError(
+                "the noise of this method is for clipped examples, and an optimizer of "
+                "clients' gradients cannot clip them: pass means of clipped gradients "
+                "(jaxfed.gradient(clip_norm=...)) and examples_clipped=True, or take a "
+                "method with a clip of the message."
+            )
     wire = [] if attack is None else [attack.wire]
     return optax.chain(
         per_client(algorithm.client_tx, num_clients), *wire, algorithm.server_tx

@@ -165,10 +165,10 @@ def byzuldp(
 
     Args:
       learning_rate: eta > 0, number, traced scalar or schedule.
-      rule: aggregator, e.g. ``trimmed_mean(f)``; with noise it must know its
-        sensitivity: mean, trimmed mean, median, and, with every row scaled down to C
-        first, geometric median and Krum; centred clipping moves from the last
-        :math:`\tilde R`.
+      rule: aggregator, e.g. ``trimmed_mean(f)``, of rows that the server scales down to
+        C (honest ones are). With noise it must know its sensitivity: mean, trimmed
+        mean, median, geometric median, Krum, and centred clipping, which moves from the
+        last :math:`\tilde R`.
       num_clients: n; with noise all take part in every round.
       key: typed key or int seed of the noise.
       clip_norm: C > 0, clips a client's gradient; the paper does not say its own.
@@ -217,10 +217,10 @@ def byzuldp(
             )
     elif known is None and not silent:
         raise ValueError(
-            f"noise_std={noise_std} behind a rule of unknown sensitivity protects "
-            "nobody: use mean, trimmed_mean, median, geometric_median, krum or "
-            "centered_clipping without other stages, or pass sensitivity=, how far one "
-            "client can move the aggregate."
+            "noise behind a rule of unknown sensitivity protects nobody: use mean, "
+            "trimmed_mean, median, geometric_median, krum or centered_clipping without "
+            "other stages, or pass sensitivity=, how far one client can move the "
+            'aggregate (--algorithm "byzuldp(sensitivity=...)" on the command line).'
         )
 
     def moved_by_one(round):
@@ -238,14 +238,15 @@ def byzuldp(
         return noise_std * (moved_by_one(round) / bound)
 
     follows = callable(server_momentum) and not callable(noise_std) and not silent
-    bounded = sensitivity is not None or (known is not None and known.bounded_inputs)
     wrapped = anchored(
         rule,
         server_momentum,
         key=key,
         noise_std=following if follows else noise_std,
         num_clients=num_clients,
-        clip_norm=clip_norm if bounded else None,
+        # Bounds need it of some rules, and floats of all: beside a row of length 2**27
+        # rounding hides both a client and the noise.
+        clip_norm=clip_norm,
     )
     algorithm = from_chains(
         local_work,

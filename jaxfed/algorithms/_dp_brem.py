@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-BREM: client momentum, centred clipping, noise behind it."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -88,8 +89,9 @@ def dp_brem(
       learning_rate: gamma > 0, number, traced scalar or schedule.
       num_clients: accepted like every method does; not needed.
       key: typed key or int seed of the noise.
-      clip_norm: C > 0 of the centred clip; inf for none. It must be small beside R to
-        hold attackers back: each of them moves m by up to C/n in a round.
+      clip_norm: C > 0 of the centred clip; inf for none, without noise. It must be
+        small beside R to hold attackers back: each of them moves m by up to C/n in a
+        round.
       noise_std: sigma >= 0 per coordinate of the sum s.
       momentum: weight kept by the client, ``0 <= momentum < 1``.
       local_work: ``gradient(loss_fn, batch_size=b, clip_norm=R)``.
@@ -112,6 +114,12 @@ def dp_brem(
     del num_clients
     _validate.positive("learning_rate", learning_rate)
     _validate.unit_interval("momentum", momentum)
+    silent = _validate.is_concrete(noise_std) and noise_std == 0
+    if not silent and _validate.is_concrete(clip_norm) and clip_norm == math.inf:
+        raise ValueError(
+            f"noise_std={noise_std} hides nobody beside messages of any length, got "
+            "clip_norm=inf. Give a finite clip_norm, or noise_std=0.0."
+        )
     inner = example_clip(local_work)
     if local_work is not None and inner is None:
         raise ValueError(

@@ -10,11 +10,15 @@ from jaxfed._base import FedAlgorithm, Mechanism
 from jaxfed.aggregators import mean
 from jaxfed.algorithms._build import from_chains, needs
 from jaxfed.algorithms._fedavg import server_step, steady
-from jaxfed.privacy.mechanisms import clip, gaussian_noise
+from jaxfed.privacy.mechanisms import clip, clip_tree, gaussian_noise
 
 
-def _fixed_denominator(num_clients):
-    """Scale rows so that their mean is the sum of those present over num_clients."""
+def _fixed_denominator(num_clients, clip_norm):
+    """Scale rows so that their mean is the sum of those present over num_clients.
+
+    Clips them first: beside a row of length 2**27, rounding would hide both a client
+    and the noise.
+    """
 
     def update(updates, state, params=None, *, mask=None, weights=None, **extra):
         del extra
@@ -25,6 +29,7 @@ def _fixed_denominator(num_clients):
                 "mean by more than the noise hides. Leave weights out."
             )
         mask = _validate.flags("mask", mask, n)
+        updates = jax.vmap(lambda u: clip_tree(u, clip_norm))(updates)
         present = n if mask is None else jnp.sum(mask)
         share = present / num_clients
         scaled = jax.tree.map(lambda x: x * jnp.asarray(share, x.dtype), updates)
@@ -59,7 +64,8 @@ def dp_fedavg(
     Privacy is central, for whole clients: one replaced client moves the mean by at most
     2C/n. n is a constant: rows that a mask calls absent count as zeros (the paper's
     estimator with a fixed denominator), so that this holds whoever takes part. Clip
-    inf and noise 0 give FedAvg. No robustness: a Byzantine client need not clip.
+    inf and noise 0 give FedAvg. The server clips every row as well, so that a Byzantine
+    client counts as one.
 
     Args:
       learning_rate: gamma > 0, number, traced scalar or schedule; 1 replaces the model
@@ -96,7 +102,7 @@ def dp_fedavg(
         local_work,
         clip(clip_norm),
         (
-            _fixed_denominator(num_clients),
+            _fixed_denominator(num_clients, clip_norm),
             rule,
             gaussian_noise(noise_std, key),
             steady(server_step(learning_rate, server_optimizer)),

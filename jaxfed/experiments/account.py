@@ -5,7 +5,10 @@ import dataclasses
 import math
 from typing import Any
 
-from jaxfed import _validate, privacy
+import jax
+import jax.numpy as jnp
+
+from jaxfed import _validate, naming, privacy
 from jaxfed.experiments import budget
 from jaxfed.experiments import config as configs
 from jaxfed.privacy import gaussian
@@ -113,7 +116,7 @@ class Account:
             "",
         ]
         width = max(len(row.name) for row in self.rows)
-        names = ("noise std", "epsilon by the paper", "certified epsilon")
+        names = ("noise std", "nominal epsilon", "certified epsilon")
         table = ["  ".join([" " * width, *names])]
         for row in self.rows:
             cells = [
@@ -146,13 +149,16 @@ def account(command: AccountCommand) -> Account:
             "given: one follows from the other. Leave one out."
         )
     config = configs.resolve(_config(command))
+    name = configs.parse_algorithm(config.algorithm)[0]
     if config.epsilon == math.inf:
-        name = configs.parse_algorithm(config.algorithm)[0]
         raise ValueError(
             f"there is nothing to account for: {name} adds no noise, or epsilon is "
             "inf. Use a private method such as safe_dshb, or a finite epsilon."
         )
     examples = _examples(command, config)
+    if command.num_parameters is not None:
+        _validate.count("num_parameters", command.num_parameters)
+    _try_rule(config)
 
     def stated(noise_std=None):
         return budget.budget(
@@ -172,38 +178,67 @@ def account(command: AccountCommand) -> Account:
         # Nominal epsilons are inversely proportional to the noise.
         paper = it.noise_std * it.epsilon_nominal / config.epsilon
         rows = [row(f"{it.nominal_formula}'s formula", paper)]
-        rows += [row(*other) for other in _textbook(it, config.epsilon, paper)]
+        others = _textbook(it, config.epsilon)
+        rows += [
+            row(other, noise)
+            for other, noise in others.items()
+            if noise is not None and not math.isclose(noise, paper, rel_tol=1e-6)
+        ]
         rows.append(row(f"certified for {config.epsilon:.4g}", it.noise_std))
-    notes = [*_why(it, rows[0]), *it.caveats]
+    less = stated(2 * rows[0].noise_std).epsilon_certified
+    notes = [*_why(it, rows[0], less, _rate(config, it, examples)), *it.caveats]
+    if it.nominal_formula == "Byz-Clip21-SGD2M" and "clip21" not in name:
+        notes.append(
+            f"The nominal epsilon of {name} is by {it.nominal_formula}'s formula; its "
+            "own paper's may differ."
+        )
+    if command.noise_std is None and None in others.values():
+        left = ", ".join(other for other, noise in others.items() if noise is None)
+        notes.append(f"Left out, as epsilon is beyond its theorem: {left}.")
     epsilon = config.epsilon if command.noise_std is None else None
     return Account(it, epsilon, tuple(rows), tuple(notes))
 
 
-def _textbook(it, epsilon, paper):
-    """Yield name and noise of every other formula that applies."""
-    modes = {
+def _textbook(it, epsilon):
+    """Return the noise by every other formula, None where it does not apply."""
+    noise = {}
+    for name, mode in {
         "closed form of Safe-DGD": "safe_dgd",
         "closed form of ByzULDP": "closed_form",
         "optimum over Rényi orders": "rdp",
-    }
-    for name, mode in modes.items():
+    }.items():
         try:
             multiplier = gaussian.noise_multiplier(
                 epsilon, it.delta, it.rounds, mode=mode
             )
+            noise[name] = multiplier * it.sensitivity
         except ValueError:
-            continue  # beyond its theorem
-        if not math.isclose(multiplier * it.sensitivity, paper, rel_tol=1e-6):
-            yield name, multiplier * it.sensitivity
+            noise[name] = None
     # It spends delta twice.
-    yield (
-        "advanced composition",
-        privacy.dwork_noise_std(it.sensitivity, epsilon, it.delta / 2, it.rounds),
+    noise["advanced composition"] = privacy.dwork_noise_std(
+        it.sensitivity, epsilon, it.delta / 2, it.rounds
     )
+    return noise
 
 
-def _why(it, paper):
-    """Explain the two epsilons of the first row."""
+def _try_rule(config):
+    """Raise if the rule refuses the numbers of clients and attackers."""
+    if config.rule is not None:
+        rule = naming.make_aggregator(config.rule, config.rule_byzantine, key=0)
+        n = config.clients_per_round or config.num_clients
+        rows = jax.ShapeDtypeStruct((n, 2), jnp.float32)
+        jax.eval_shape(lambda x: rule.update(x, rule.init(x[0]))[0], rows)
+
+
+def _rate(config, it, examples):
+    """Return the share of its examples that a client uses in a round."""
+    if it.unit != "example" or config.batch_size is None:
+        return 1.0
+    return min(1.0, config.batch_size / examples)
+
+
+def _why(it, paper, less, rate):
+    """Explain the two epsilons of the first row; with half the sensitivity ``less``."""
     multiplier = paper.noise_std / it.sensitivity / math.sqrt(it.rounds)
     if "not credited" in it.sampling:
         yield (
@@ -212,26 +247,25 @@ def _why(it, paper):
             f"multiplier {multiplier:.4g}: epsilon {paper.certified:.4g} at delta "
             f"{it.delta:.4g}."
         )
-    if it.nominal_formula == "Byz-Clip21-SGD2M":
-        half = it.sensitivity / 2
-        less = privacy.certified_epsilon(paper.noise_std, half, it.delta, it.rounds)
-        yield (
-            f"{it.nominal_formula}'s formula says {paper.nominal:.4g} because it takes "
-            f"{half:.4g} for the sensitivity, the norm of one {it.unit}'s share. But a "
-            "neighbour's share can point the other way and move the message by twice "
-            f"as much, {it.sensitivity:.4g}; with {half:.4g} epsilon would be "
-            f"{less:.4g}. The formula also has no constant and no log(rounds / delta)."
-        )
-    elif paper.certified <= paper.nominal:
-        yield (
-            f"{it.nominal_formula}'s formula says {paper.nominal:.4g}: a valid bound "
-            "here, but not a tight one."
-        )
+    said = f"{it.nominal_formula}'s formula says {paper.nominal:.4g}"
+    if paper.certified <= paper.nominal:
+        yield f"{said}: a valid bound here, but not a tight one."
+    elif it.nominal_formula != "Byz-Clip21-SGD2M":
+        yield f"{said}, which does not hold at an epsilon this large."
     else:
+        half = it.sensitivity / 2
         yield (
-            f"{it.nominal_formula}'s formula says {paper.nominal:.4g}, which does not "
-            "hold at an epsilon this large."
+            f"{said} because it takes {half:.4g} for the sensitivity, the norm of one "
+            f"{it.unit}'s share. But a neighbour's share can point the other way and "
+            f"move the message by twice as much, {it.sensitivity:.4g}; with {half:.4g} "
+            f"epsilon would be {less:.4g}. The formula also has no constant and no "
+            "log(rounds / delta)."
         )
+        if rate < 1:
+            yield (
+                f"It also lowers the noise by the factor {rate:.4g}, the share of its "
+                "examples that a client draws: a heuristic, not a proof."
+            )
 
 
 def _number(value):
@@ -255,7 +289,9 @@ def _config(command):
 
 def _examples(command, config):
     if command.num_examples is not None:
-        return _validate.count("num_examples", command.num_examples)
+        return _validate.count(
+            "num_examples", command.num_examples, maximum=_validate.LARGEST
+        )
     if config.clip_unit != "example":
         return config.batch_size or 1  # changes nothing
     if config.batch_size is not None and not config.amplification:

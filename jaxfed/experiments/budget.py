@@ -167,11 +167,16 @@ def budget(config, examples, dim=None, *, noise_std=None):
             config.delta,
             config.rounds,
             sampling=drawn,
-            accountant="exact" if drawn == composition.ALL else "pld",
+            accountant=composition.accountant_for(drawn, config.rounds, config.delta),
         )
     if private:
         # Some methods spread the noise they are given, so that less arrives.
         arrives = mechanism.noise_std
+        if not 1e-37 < noise_std / arrives < 1e38:
+            raise ValueError(
+                f"epsilon={config.epsilon} needs noise_std={noise_std:.4g}, which no "
+                "float32 holds. Change epsilon, or clip_norm and with it the scale."
+            )
         hparams["noise_std"] = _float32(noise_std / arrives, up=True)
         noise_std = hparams["noise_std"] * arrives
     statement = privacy.make_statement(
@@ -187,7 +192,7 @@ def budget(config, examples, dim=None, *, noise_std=None):
         epsilon_nominal=claimed / noise_std if noise_std else None,
         nominal_formula=_formula(name, mechanism),
         sensitivity_mode=mechanism.source,
-        attackers=config.num_byzantine,
+        attackers=0 if config.attack == "none" else config.num_byzantine,
         attackers_see_messages=attack.sees_messages,
         more_caveats=tuple(_more_caveats(config, mechanism.unit, examples)),
         **common,

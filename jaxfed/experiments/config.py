@@ -168,6 +168,10 @@ def resolve(config: TrainConfig) -> TrainConfig:
     for name in ("learning_rate", "local_learning_rate"):
         if getattr(config, name) is not None:
             _validate.positive(name, getattr(config, name))
+    for name in ("clip_norm", "outer_clip_norm"):
+        if getattr(config, name) is not None:
+            _validate.positive(name, getattr(config, name), finite=False)
+            _validate.squarable(name, getattr(config, name))
     if not 0 < config.delta < 1:
         raise ValueError(f"delta must satisfy 0 < delta < 1, got delta={config.delta}.")
     for name, split in (("beta", "dirichlet"), ("classes_per_client", "by_classes")):

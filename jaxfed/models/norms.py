@@ -4,6 +4,8 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from jaxfed.models.losses import example_losses
 
@@ -53,8 +55,14 @@ def gradient_norms(model):
                 path, out = context.module.path, call(*args, **kwargs)
                 if context.method_name != "__call__" or path not in layers:
                     return out
+                name = "/".join(path)
                 if path in calls:
-                    raise _refusal(f"layer {'/'.join(path)} is called twice")
+                    raise _refusal(f"layer {name} is called twice")
+                b = batch["label"].shape[0]
+                if kwargs or len(args) != 1 or not _rows(b, args[0], out):
+                    raise _refusal(
+                        f"layer {name} does not map one array of {b} rows to another"
+                    )
                 calls[path] = context.module.clone(parent=None), args[0], out
                 return out if nudges is None else out + nudges[path]
 
@@ -78,7 +86,7 @@ def gradient_norms(model):
             def skip(call, args, kwargs, context):
                 path = context.module.path
                 if context.method_name == "__call__" and path in layers:
-                    return nudges[path]
+                    return nudges[path] + 0 * jnp.sum(args[0])
                 return call(*args, **kwargs)
 
             with nn.intercept_methods(skip):
@@ -94,13 +102,18 @@ def gradient_norms(model):
             return jnp.sum(losses), {path: call[1] for path, call in calls.items()}
 
         slopes, inputs = jax.grad(total, has_aux=True)(nudges)
-        squares = [
-            _squares(modules[path], own, inputs[path], slopes[path])
+        each = [
+            _layer_norms(modules[path], own, inputs[path], slopes[path])
             for path, own in layers.items()
         ]
-        return jnp.sqrt(sum(squares))
+        return _norm(jnp.stack(each, axis=1))
 
     return norms
+
+
+def _rows(b, *arrays):
+    kinds = jax.Array, np.ndarray
+    return all(isinstance(x, kinds) and x.shape[:1] == (b,) for x in arrays)
 
 
 def _layers(params):
@@ -119,14 +132,23 @@ def _refusal(why):
     )
 
 
-def _squares(module, own, inputs, slopes):
-    """Return ``[B]`` squared norms of one layer's gradients."""
-    if isinstance(module, nn.Dense) and inputs.ndim == 2:
-        length = jnp.sum(inputs**2, 1) + (1 if module.use_bias else 0)
-        return length * jnp.sum(slopes**2, 1)
+def _norm(x):
+    """Return the norms of rows ``[B, k]``, whose squares may under- or overflow."""
+    largest = jnp.max(jnp.abs(x), axis=1)
+    safe = jnp.where(largest > 0, largest, 1)
+    return largest * jnp.sqrt(jnp.sum(jnp.square(x / safe[:, None]), axis=1))
+
+
+def _layer_norms(module, own, inputs, slopes):
+    """Return ``[B]`` norms of one layer's gradients."""
+    plain = type(module) is nn.Dense and module.dot_general is None
+    if plain and module.dot_general_cls is None and inputs.ndim == 2:
+        if module.use_bias:
+            inputs = jnp.pad(inputs, ((0, 0), (0, 1)), constant_values=1)
+        return _norm(inputs) * _norm(slopes)
 
     def one(x, slope):
         _, back = jax.vjp(lambda p: module.apply({"params": p}, x[None]), own)
-        return sum(jnp.sum(g**2) for g in jax.tree.leaves(back(slope[None])))
+        return ravel_pytree(back(slope[None]))[0]
 
-    return jax.vmap(one)(inputs, slopes)
+    return _norm(jax.vmap(one)(inputs, slopes))

@@ -220,7 +220,7 @@ def certified_noise_std(
     without a tolerance.
 
     Args:
-      epsilon: joint budget > 0, finite.
+      epsilon: joint budget > 0, at most 1e13.
       sensitivity: L2 sensitivity of one round, > 0, finite.
       delta: failure probability, 0 < delta < 1.
       rounds: number T >= 0 of releases.
@@ -243,6 +243,11 @@ def certified_noise_std(
     rounds = _validate.count("rounds", rounds, minimum=0)
     if rounds == 0:
         return 0.0
+    if epsilon > 1e13:
+        raise ValueError(
+            f"epsilon must be at most 1e13, got epsilon={epsilon}: that is no privacy. "
+            "Use noise 0 (epsilon=inf in a configuration)."
+        )
     library = _dp_accounting()
     with np.errstate(divide="ignore"):
         multiplier = float(library.get_sigma_gaussian(epsilon, delta))

@@ -272,12 +272,12 @@ def _signs(round, rounds):
     return jnp.where(2 * round < rounds, 1.0, -1.0)
 
 
-def _game(data, rounds):
+def _game(data, rounds, flip):
     """Return the worlds ``(round) -> Shard``; ``data(sign)`` is ``[n, m, d]``."""
 
     def world(side):
         def at(round):
-            z = data(side * _signs(round, rounds))
+            z = data(side * (_signs(round, rounds) if flip else 1.0))
             return Shard(z, jnp.full(z.shape[0], z.shape[1], jnp.int32))
 
         return at
@@ -285,7 +285,7 @@ def _game(data, rounds):
     return world(1.0), world(-1.0)
 
 
-def client_canary(num_clients, dim, rounds, *, num_byzantine=0, length=1e3):
+def client_canary(num_clients, dim, rounds, *, num_byzantine=0, length=1e3, flip=True):
     """Two worlds, for :func:`linear_loss`, that differ in all data of client 0.
 
     Client 0 pulls along the first axis, one way in the first half of the rounds and the
@@ -300,6 +300,8 @@ def client_canary(num_clients, dim, rounds, *, num_byzantine=0, length=1e3):
       rounds: number of rounds.
       num_byzantine: clients at the end who have no say.
       length: of every gradient; longer than the clip radius.
+      flip: False: the same way in all rounds, which a momentum before the noise passes
+        on better, but which hides keys that are used twice.
 
     Returns:
       ``(world, neighbour)``, each ``(round) -> Shard``.
@@ -312,10 +314,10 @@ def client_canary(num_clients, dim, rounds, *, num_byzantine=0, length=1e3):
         pull = jnp.asarray(others, jnp.float32).at[0].set(sign)
         return jnp.zeros((num_clients, 1, dim)).at[:, 0, 0].set(length * pull)
 
-    return _game(data, rounds)
+    return _game(data, rounds, flip)
 
 
-def example_canary(num_clients, num_examples, dim, rounds, *, length=1e3):
+def example_canary(num_clients, num_examples, dim, rounds, *, length=1e3, flip=True):
     """Two worlds, for :func:`linear_loss`, that differ in one example of client 0.
 
     All other examples have gradient 0; the one changes as the client does in
@@ -327,6 +329,7 @@ def example_canary(num_clients, num_examples, dim, rounds, *, length=1e3):
       dim: d >= 1.
       rounds: number of rounds.
       length: of the gradient; longer than the clip radius.
+      flip: as for :func:`client_canary`.
 
     Returns:
       ``(world, neighbour)``, each ``(round) -> Shard``.
@@ -336,7 +339,7 @@ def example_canary(num_clients, num_examples, dim, rounds, *, length=1e3):
         zeros = jnp.zeros((num_clients, num_examples, dim))
         return zeros.at[0, 0, 0].set(length * sign)
 
-    return _game(data, rounds)
+    return _game(data, rounds, flip)
 
 
 def client_canaries(num_canaries, *, length=1e3):

@@ -35,8 +35,8 @@ accountant  what it knows
 ==========  ==========================================================================
 ``"pld"``   everything above. Privacy loss distributions, rounded up: at most 1e-4
             relative plus 1e-4 above the true epsilon of the pairs below; more where z
-            < 0.1 or the rate < 1e-3, and for delta < 1e-11, where float64 blurs the
-            convolutions.
+            < 0.1 or the rate < 1e-3. Delta must be at least 1e-11: float64 blurs the
+            convolutions below.
 ``"rdp"``   all but Poisson under ``"replace_one"``. Rényi divergences at orders up to
             1024: typically 5 to 25 % above "pld", and twice as much without
             replacement; an epsilon below log(1/delta) / 1000 is not resolved.
@@ -85,6 +85,7 @@ __all__ = [
     "RELATIONS",
     "Phase",
     "Sampling",
+    "accountant_for",
     "delta",
     "epsilon",
     "noise_multiplier",
@@ -97,6 +98,8 @@ ACCOUNTANTS = ("pld", "rdp", "exact")
 RELATIONS = ("replace_one", "add_or_remove_one")
 
 _KINDS = ("all", "poisson", "without_replacement")
+# Below it the rounding of the Fourier transforms of "pld" is no longer small.
+_SMALLEST_DELTA = 1e-11
 # With less noise in one release, the losses (about 1 / (2 z^2)) leave float64's range
 # or the grid's; "infinite" is on the safe side.
 _SMALLEST = {"pld": 1e-4, "rdp": 1e-4, "exact": accounting._SMALLEST_MULTIPLIER}
@@ -173,6 +176,23 @@ def without_replacement(size: int, population: int) -> Sampling:
     return Sampling("without_replacement", size / population, size, population)
 
 
+def accountant_for(sampling: Sampling, rounds: int, delta: float) -> str:
+    """Return the tightest accountant that is quick and valid for equal rounds.
+
+    Args:
+      sampling: how each round draws its batch.
+      rounds: number of releases, >= 0.
+      delta: failure probability, 0 < delta < 1.
+
+    Returns:
+      ``"exact"`` where nobody is left out; ``"pld"``, or beyond 100,000 rounds, where
+      that takes minutes, and for tiny deltas ``"rdp"``.
+    """
+    if sampling.rate == 1:
+        return "exact"
+    return "pld" if rounds <= 100_000 and delta >= _SMALLEST_DELTA else "rdp"
+
+
 class Phase(NamedTuple):
     """Rounds in a row with equal noise and sampling.
 
@@ -232,6 +252,11 @@ def epsilon(
     if accountant == "rdp":
         orders, divergences, library = _renyi(releases)
         return float(library.compute_epsilon(orders, divergences, delta)[0])
+    if delta < _SMALLEST_DELTA:
+        raise ValueError(
+            f"accountant='pld' does not resolve delta={delta}. Use 'rdp' or 'exact', "
+            f"or a delta of at least {_SMALLEST_DELTA:g}."
+        )
     return float(_loss_distribution(releases, relation).get_epsilon_for_delta(delta))
 
 

@@ -101,18 +101,18 @@ def normalize(alpha) -> optax.GradientTransformation:
     tree with NaN, inf or an overflowing norm becomes zero, so that this holds always.
 
     Args:
-      alpha: smoothing > 0; may be traced.
+      alpha: smoothing >= 1e-15; may be traced.
 
     Returns:
       Link, like params to like params.
 
     Raises:
-      ValueError: if ``alpha`` is not positive.
+      ValueError: if ``alpha`` is smaller.
 
     References:
       Shulgin, Khirirat and Richtarik, `<https://arxiv.org/abs/2502.13482>`_, 2025.
     """
-    _validate.positive("alpha", alpha)
+    _validate.squarable("alpha", _validate.positive("alpha", alpha))
 
     def update(updates, params):
         del params

@@ -33,6 +33,10 @@ _CAVEATS = (
     "The nominal epsilon is what a paper's formula calls this noise level; only the "
     "certified epsilon is a guarantee.",
 )
+_HOW = {
+    "pld": "privacy loss distributions of sub-sampled Gaussians",
+    "rdp": "Rényi divergences of sub-sampled Gaussians",
+}
 _ASSERTED = (
     "The sensitivity was given by name and is not proven here: the certified epsilon "
     "holds only if it does."
@@ -199,7 +203,8 @@ def make_statement(
     certified = accounting.certified_epsilon(noise_std, sensitivity, delta, rounds)
     if credited != composition.ALL and math.isfinite(certified):
         phase = composition.Phase(rounds, noise_std / sensitivity, credited)
-        drawn = composition.epsilon(phase, delta, accountant="pld")
+        by = composition.accountant_for(credited, rounds, delta)
+        drawn = composition.epsilon(phase, delta, accountant=by)
         certified = min(certified, drawn)
     noise_std, sensitivity = float(noise_std), float(sensitivity)
     if math.isinf(clip_norm) and math.isfinite(sensitivity):
@@ -231,7 +236,7 @@ def make_statement(
         version = importlib.metadata.version("dp-accounting")
         how = "exact Gaussian composition"
         if credited != composition.ALL:
-            how = "privacy loss distributions of sub-sampled Gaussians"
+            how = _HOW[composition.accountant_for(credited, rounds, delta)]
         accountant = f"dp-accounting {version}, {how}"
     return PrivacyStatement(
         unit=unit,
