@@ -356,9 +356,9 @@ def gradient(
       norms: ``(params, batch) -> [b]``, the exact norm of every example's gradient,
         e.g. ``jaxfed.models.gradient_norms(model)``: the examples' losses are then
         weighed and differentiated together, and their gradients never held (an MLP of
-        200,000 parameters: a hundred times faster). The clip, and with it privacy, is
-        as right as the norms are, and as the examples are independent: no layer may
-        look at the whole batch.
+        200,000 parameters: fifty times faster). The clip, and with it privacy, is as
+        right as the norms are, and as the examples are independent: no layer may look
+        at the whole batch.
 
     Returns:
       Local work ``(message, shard, key) -> (update, {"loss"})``. A client without

@@ -7,6 +7,8 @@ The table in docs/privacy.md has a row for every trap, and names the tests elsew
 import dataclasses
 import inspect
 import math
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -651,3 +653,14 @@ def test_a_huge_row_cannot_hide_clients_and_noise_in_rounding(rule):
 
 def test_a_mean_of_rows_as_they_come_hides_nobody():
     assert moved_beside_huge_rows(lambda rows: jnp.mean(rows, 0)) > 5 * 2 / 25
+
+
+def test_the_table_of_traps_names_tests_that_exist():
+    root = pathlib.Path(__file__).parents[1]
+    files = {p.name: p.read_text() for p in (root / "tests").glob("test_*.py")}
+    table = (root / "docs/privacy_traps.md").read_text()
+    found = re.findall(r"`(?:(test_\w+\.py)?::)?(test_\w+)(?:\[[^`]*)?`", table)
+    assert len(found) > 90
+    for file, name in found:
+        texts = [files[file]] if file else files.values()
+        assert any(f"def {name}(" in text for text in texts), (file, name)
