@@ -59,10 +59,13 @@ class Sensitivity(NamedTuple):
         one of them is 0. Mode ``"paper"`` is the printed value.
       bounded_inputs: whether every other row, Byzantine ones included, must have norm
         at most ``radius`` too.
+      adds_up: whether rows are added up whatever their length, so that the rounding of
+        a huge one would break the bound.
     """
 
     bound: Callable[..., float]
     bounded_inputs: bool = False
+    adds_up: bool = False
 
 
 class Geometric(NamedTuple):

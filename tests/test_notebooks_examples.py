@@ -47,3 +47,18 @@ def test_readme_audit(capsys):
     exec(compile(code, "README.md", "exec"), {})
     kept, broken = capsys.readouterr().out.strip().splitlines()
     assert kept.endswith("not refuted") and broken.endswith("REFUTED")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("c.Phase", ""),
+        ("falsify(", "1.33"),
+        ("my_method", "not refuted\nPrivacy: example-level local"),
+    ],
+)
+def test_blocks_of_the_privacy_page(word, says, capsys):
+    blocks = (ROOT / "docs/privacy.md").read_text().split("```python\n")[1:]
+    (code,) = [b.split("```")[0] for b in blocks if word in b]
+    exec(compile(code, "privacy.md", "exec"), {})
+    assert says in capsys.readouterr().out

@@ -165,10 +165,10 @@ def byzuldp(
 
     Args:
       learning_rate: eta > 0, number, traced scalar or schedule.
-      rule: aggregator, e.g. ``trimmed_mean(f)``, of rows that the server scales down to
-        C (honest ones are). With noise it must know its sensitivity: mean, trimmed
-        mean, median, geometric median, Krum, and centred clipping, which moves from the
-        last :math:`\tilde R`.
+      rule: aggregator, e.g. ``trimmed_mean(f)``; with noise it must know its
+        sensitivity: trimmed mean, median, and, with every row scaled down to C first,
+        mean, geometric median and Krum; centred clipping moves from the last
+        :math:`\tilde R`.
       num_clients: n; with noise all take part in every round.
       key: typed key or int seed of the noise.
       clip_norm: C > 0, clips a client's gradient; the paper does not say its own.
@@ -238,15 +238,18 @@ def byzuldp(
         return noise_std * (moved_by_one(round) / bound)
 
     follows = callable(server_momentum) and not callable(noise_std) and not silent
+    # Bounds need it of some rules, floats of sums: beside a row of length 2**27,
+    # rounding hides both a client and the noise.
+    short = sensitivity is not None or (
+        known is not None and (known.bounded_inputs or (known.adds_up and not silent))
+    )
     wrapped = anchored(
         rule,
         server_momentum,
         key=key,
         noise_std=following if follows else noise_std,
         num_clients=num_clients,
-        # Bounds need it of some rules, and floats of all: beside a row of length 2**27
-        # rounding hides both a client and the noise.
-        clip_norm=clip_norm,
+        clip_norm=clip_norm if short else None,
     )
     algorithm = from_chains(
         local_work,

@@ -12,6 +12,8 @@ Privacy <https://arxiv.org/abs/2611.10898>`_, 2026, print (Table 4; Proposition 
 the trimmed mean), for ``"replace"`` only.
 """
 
+import math
+
 import jax.numpy as jnp
 
 from jaxfed import _validate
@@ -23,13 +25,16 @@ _REACH = {"replace": 2, "zero": 1}
 RELATIONS = tuple(_REACH)
 
 
-def _sensitivity(tight, paper=None, *, bounded_inputs=False) -> Sensitivity:
+def _sensitivity(
+    tight, paper=None, *, bounded_inputs=False, adds_up=False
+) -> Sensitivity:
     """Make a :class:`Sensitivity` from its two formulas.
 
     Args:
       tight: ``(n, radius, reach)``, where ``reach`` is how far the row may move.
       paper: ``(n, radius, dim)``; None: the tight one.
       bounded_inputs: whether every row must be in the ball.
+      adds_up: whether rows are added up, whatever their length.
     """
 
     def bound(num_clients, radius, *, dim=None, mode="tight", relation="replace"):
@@ -45,12 +50,12 @@ def _sensitivity(tight, paper=None, *, bounded_inputs=False) -> Sensitivity:
             return paper(n, radius, dim)
         return tight(n, radius, _REACH[relation] * radius)
 
-    return Sensitivity(bound, bounded_inputs)
+    return Sensitivity(bound, bounded_inputs, adds_up)
 
 
 def mean() -> Sensitivity:
     """``2 C / n``, for a row set to zero ``C / n``: linear, both attained."""
-    return _sensitivity(lambda n, radius, reach: reach / n)
+    return _sensitivity(lambda n, radius, reach: reach / n, adds_up=True)
 
 
 def trimmed_mean(num_byzantine) -> Sensitivity:
@@ -124,4 +129,5 @@ def centered_clipping(clip_norm, iterations=1) -> Sensitivity:
     def paper(n, radius, dim):
         return 2 * iterations * clip_norm / n
 
-    return _sensitivity(tight, paper)
+    everything = _validate.is_concrete(clip_norm) and clip_norm == math.inf
+    return _sensitivity(tight, paper, adds_up=everything)
