@@ -52,7 +52,7 @@ def test_readme_audit(capsys):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("c.Phase", ""),
+        ("c.Phase", "3.591"),
         ("falsify(", "1.33"),
         ("my_method", "not refuted\nPrivacy: example-level local"),
     ],
