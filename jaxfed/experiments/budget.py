@@ -227,7 +227,7 @@ def _drawn(config, mechanism, name, batch, examples):
         return composition.without_replacement(batch, examples)
     size = config.clients_per_round
     # Byzantine clients know when they are drawn: only the honest ones are a crowd.
-    crowd = config.num_clients - config.num_byzantine
+    crowd = config.num_clients - max(config.num_byzantine, config.rule_byzantine)
     hidden = mechanism.unit == "client" and mechanism.model == "central"
     if hidden and size is not None and size < crowd:
         return composition.without_replacement(size, crowd)
