@@ -120,7 +120,7 @@ class Account:
         table = ["  ".join([" " * width, *names])]
         for row in self.rows:
             cells = [
-                f"{_number(value):>{len(name)}}"
+                f"{value:>{len(name)}.4g}"
                 for name, value in zip(
                     names, (row.noise_std, row.nominal, row.certified), strict=True
                 )
@@ -266,10 +266,6 @@ def _why(it, paper, less, rate):
                 f"It also lowers the noise by the factor {rate:.4g}, the share of its "
                 "examples that a client draws: a heuristic, not a proof."
             )
-
-
-def _number(value):
-    return f"{value:.4g}"
 
 
 def _config(command):

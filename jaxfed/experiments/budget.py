@@ -184,7 +184,6 @@ def budget(config, examples, dim=None, *, noise_std=None):
         clip_norm=mechanism.clip_norm,
         noise_std=noise_std,
         sensitivity=sensitivity,
-        sampling_rate=rate,
         sampling_text=_sampling(config, batch),
         credited=drawn,
         mechanism=_mechanism(name, mechanism, clips="clip_norm" in takes),
