@@ -13,6 +13,11 @@ def is_concrete(x) -> bool:
     return isinstance(x, numbers.Real) and not isinstance(x, jax.core.Tracer)
 
 
+def is_zero(x) -> bool:
+    """Whether ``x`` is known to be 0 now."""
+    return is_concrete(x) and x == 0
+
+
 def _number(name, x):
     """Return ``x`` as a float if it can be checked, None if it is traced."""
     if isinstance(x, jax.core.Tracer) or callable(x):

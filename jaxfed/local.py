@@ -226,7 +226,7 @@ class LocalSGD:
             loss, grad = self.gradient.at(x, batch, weights)
             if correction is not None:
                 grad = jax.tree.map(jnp.add, grad, correction)
-            if not (_validate.is_concrete(proximal) and proximal == 0):
+            if not _validate.is_zero(proximal):
                 pull = jax.tree.map(jnp.subtract, x, start)
                 grad = jax.tree.map(
                     lambda g, p: g + jnp.asarray(proximal, g.dtype) * p, grad, pull

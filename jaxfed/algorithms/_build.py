@@ -226,8 +226,7 @@ def as_optimizer(
         )
     mechanism = algorithm.mechanism
     if mechanism is not None and mechanism.unit == "example" and not examples_clipped:
-        noise_std = mechanism.noise_std
-        if not (_validate.is_concrete(noise_std) and noise_std == 0):
+        if not _validate.is_zero(mechanism.noise_std):
             raise ValueError(
                 "the noise of this method is for clipped examples, and an optimizer of "
                 "clients' gradients cannot clip them: pass means of clipped gradients "

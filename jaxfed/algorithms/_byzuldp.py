@@ -67,7 +67,7 @@ def anchored(
       One stacked copy of the updates.
     """
     key = _keys.as_key(key)
-    silent = _validate.is_concrete(noise_std) and noise_std == 0
+    silent = _validate.is_zero(noise_std)
     from_point = rule.geometric is not None and "reference" in rule.geometric.anchors
 
     def link(round):
@@ -206,7 +206,7 @@ def byzuldp(
     _validate.unit_interval("server_momentum", links.at_round(server_momentum, 0))
     _validate.nonnegative("noise_std", links.at_round(noise_std, 0))
     known = rule.sensitivity
-    silent = _validate.is_concrete(noise_std) and noise_std == 0
+    silent = _validate.is_zero(noise_std)
     _validate.choice("mode", mode, MODES)
     if sensitivity is not None:
         _validate.positive("sensitivity", sensitivity)

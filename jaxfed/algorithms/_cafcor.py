@@ -86,7 +86,7 @@ def cafcor(
         rule=rule,
         mechanism=mechanism,
     )
-    if _validate.is_concrete(correlated) and correlated == 0:
+    if _validate.is_zero(correlated):
         return algorithm
     key, server = _keys.as_key(key), algorithm.server
 

@@ -114,7 +114,7 @@ def dp_brem(
     del num_clients
     _validate.positive("learning_rate", learning_rate)
     _validate.unit_interval("momentum", momentum)
-    silent = _validate.is_concrete(noise_std) and noise_std == 0
+    silent = _validate.is_zero(noise_std)
     if not silent and _validate.is_concrete(clip_norm) and clip_norm == math.inf:
         raise ValueError(
             f"noise_std={noise_std} hides nobody beside messages of any length, got "

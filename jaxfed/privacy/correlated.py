@@ -43,7 +43,7 @@ def pairwise_noise(
     _validate.nonnegative("noise_std", noise_std)
     n = _validate.count("num_clients", num_clients)
     key = _keys.as_key(key)
-    silent = _validate.is_concrete(noise_std) and noise_std == 0
+    silent = _validate.is_zero(noise_std)
 
     def init(params):
         del params

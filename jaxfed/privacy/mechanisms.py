@@ -159,7 +159,7 @@ def gaussian_noise(noise_std, key) -> optax.GradientTransformationExtraArgs:
     """
     _validate.nonnegative("noise_std", noise_std)
     key = _keys.as_key(key)
-    silent = _validate.is_concrete(noise_std) and noise_std == 0
+    silent = _validate.is_zero(noise_std)
 
     def init(params):
         del params
